@@ -1,4 +1,4 @@
-"""Build sdist and wheel into a folder: python .ci/build.py OUT [--wheel-only].
+"""Build sdist and wheel into a folder: python .ci/distribution.py OUT [--wheel-only].
 
 Works on a copy of the sources, so that nothing left over in the tree (build/, *.egg-info, removed modules) can get into the
 result and two builds may run at once. Inputs: the project folder; needs the packages `build` and `setuptools` (extra dev),
