@@ -1,1 +1,40 @@
-"""agentkit."""
+"""The embedded engine: requests in, tokens out. It knows nothing of tools or agents.
+
+Importing this package is cheap: torch is loaded when `Engine` is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentkit.engine.config import EngineConfig, SamplingParams
+    from agentkit.engine.engine import Engine
+    from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, Usage
+
+__all__ = ["Engine", "EngineConfig", "Event", "FinishEvent", "Generation", "SamplingParams", "TokenEvent", "Usage"]
+
+_HOMES = {
+    "Engine": "agentkit.engine.engine",
+    "EngineConfig": "agentkit.engine.config",
+    "SamplingParams": "agentkit.engine.config",
+    "Event": "agentkit.engine.request",
+    "FinishEvent": "agentkit.engine.request",
+    "Generation": "agentkit.engine.request",
+    "TokenEvent": "agentkit.engine.request",
+    "Usage": "agentkit.engine.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,109 @@
+"""What happens to one request between two forwards: sample, advance the grammar, take forced tokens, end.
+
+Inputs: a request and the last row of its logits. The reference decoding of the design lives here: stretches that the
+grammar forces enter as known tokens (computed in one forward with what follows), the budget guard narrows masks near
+max_tokens, and an output is over as soon as the grammar allows nothing but a stop token.
+This module knows nothing of scheduling, models or threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from agentkit.engine.request import Request
+from agentkit.engine.runner import Logits
+from agentkit.engine.sampling import sample
+
+
+class Advancer:
+    """vocab_size: ids below it have text or are special; columns beyond are padding.   stop_ids: end an output without a grammar.
+
+    Its methods raise what went wrong with the request (GrammarViolation, NumericalError ...); the caller ends it.
+    """
+
+    def __init__(self, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        self._vocab_size = vocab_size
+        self._stop_ids = frozenset(stop_ids)
+        self._stop_row = pack_ids(self._stop_ids)
+
+    def begin(self, request: Request) -> None:
+        """Before the first forward: what the grammar forces from the start joins the prompt."""
+        self._follow(request)
+
+    def advance(self, request: Request, logits: Logits) -> None:
+        """Decides the next token from `logits` [V] and whatever it forces; may end the request."""
+        matcher = request.matcher
+        token = sample(
+            logits,
+            request.mask,
+            request.params,
+            vocab_size=self._vocab_size,
+            seed=request.seed,
+            position=request.generated,
+            seen=request.tokens if request.params.repetition_penalty != 1.0 else (),
+        )
+        if matcher is not None:
+            matcher.accept(token)
+            if matcher.is_finished:
+                request.finish("stop", complete=True)
+                return
+        elif token in self._stop_ids:
+            request.finish("stop", complete=True)
+            return
+        request.add([token])
+        self._follow(request)
+
+    def _follow(self, request: Request) -> None:
+        """After new tokens: ends the request, or adds forced tokens and sets the mask for the next one."""
+        matcher = request.matcher
+        if request.output.stopped is None and matcher is not None:
+            forced = self._take_forced(request)
+            if forced:
+                request.add(forced, forced=True)
+        if request.output.stopped is not None:
+            request.finish("stop", complete=matcher is None)
+        elif matcher is None:
+            if request.remaining == 0:
+                request.finish("length", complete=True)
+        elif matcher.is_accepting and self._only_stops(matcher.mask()):
+            request.finish("stop", complete=True)
+        elif request.remaining == 0:
+            request.finish("length", complete=matcher.is_accepting)
+        else:
+            request.mask = matcher.mask(request.remaining) if request.params.budget_guard else matcher.mask()
+
+    def _take_forced(self, request: Request) -> list[int]:
+        """Moves the matcher over the tokens that are forced here, as far as the budget reaches, and returns them."""
+        matcher = request.matcher
+        assert matcher is not None
+        budget = request.remaining
+        taken: list[int] = []
+        while len(taken) < budget:
+            run = matcher.forced_tokens()[: budget - len(taken)]
+            for token in run:
+                matcher.accept(token)
+            taken += run
+            if request.params.budget_guard:
+                while run and matcher.completion_tokens() > budget - len(taken):
+                    matcher.rollback(1)
+                    run.pop()
+                    taken.pop()
+                    budget = len(taken)  # the guard's mask chooses from here
+            if not run:
+                break
+        return taken
+
+    def _only_stops(self, mask: np.ndarray) -> bool:
+        """Whether a packed row allows stop tokens and nothing else."""
+        width = min(mask.size, self._stop_row.size)
+        return bool(np.array_equal(mask[:width] & ~self._stop_row[:width], np.zeros(width, np.uint32)) and not mask[width:].any())
+
+
+def pack_ids(ids: Iterable[int]) -> np.ndarray:
+    """Token ids -> packed uint32 row, just wide enough."""
+    members = np.fromiter(ids, np.int64)
+    bits = np.zeros((int(members.max()) // 32 + 1) * 32 if members.size else 32, np.uint8)
+    bits[members] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -1,0 +1,155 @@
+"""What an engine and a request are told to do: frozen values, checked once when they are made.
+
+Input: plain numbers and strings from the caller. Every value is checked here and nowhere else, so the rest of the
+engine can trust them. This module knows nothing of models, tensors or grammars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+SEED_BITS = 64
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
+    """Checks `low <= value <= high` (`low <` with `open_low`); bools and NaN are not numbers."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < low or value > high or (open_low and value == low):
+        left = "(" if open_low else "["
+        bounds = f"{left}{low:g}, {high:g}]" if math.isfinite(high) else f"{'> ' if open_low else '>= '}{low:g}"
+        raise ValueError(f"{name} must be a number in {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be an integer {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
+
+
+def check_seed(seed: Any) -> None:
+    """A seed is None or any signed or unsigned 64-bit integer."""
+    if seed is not None:
+        _integer("seed", seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1, hint="any 64-bit integer will do, or None for a fresh one")
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"stop must be a string or a sequence of strings, not one with {text!r}")
+        if not text:
+            raise ValueError("stop contains an empty string, which would end every output at once; leave it out")
+    return texts
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends.
+
+    temperature: 0 (or below 1e-5) is greedy: the most likely allowed token, the lowest id on ties.
+    top_k: keep the k most likely allowed tokens; 0: all.          top_p: keep the smallest set with this probability.
+    min_p: drop tokens less likely than min_p times the likeliest. All three see masked, penalised logits.
+    repetition_penalty: > 1 makes tokens of prompt and output less likely again (CTRL, arXiv:1909.05858); 1: off.
+    max_tokens: output tokens at most; the stop token is not counted.
+    seed: fixes this request's random stream, whatever runs beside it; None: a fresh one.
+    stop: texts that end the output; include_stop keeps the matched one.
+    budget_guard: near max_tokens allow only what can still finish (requests with a grammar).
+    allow_truncated: an output that a grammar did not complete is returned with value None instead of raising GenerationTruncated.
+
+    Raises ValueError for anything out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    budget_guard: bool = True
+    allow_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf, hint="0 is greedy")
+        _integer("top_k", self.top_k, 0, hint="0 switches it off")
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="1 switches it off")
+        _number("min_p", self.min_p, 0.0, 1.0, hint="0 switches it off")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True, hint="1 switches it off")
+        _integer("max_tokens", self.max_tokens, 1)
+        check_seed(self.seed)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How one engine is set up.
+
+    model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
+    speculation, weights, kv: "auto", or one of SPECULATION, WEIGHTS, KV below; anything else is refused by name.
+    seed: origin of the seeds of requests that bring none; None: from the operating system.
+    max_context: tokens per request (prompt and output); None: what the model was trained for.
+    threads: CPU threads of the engine; None: one per physical core this process may use.
+    max_running: requests that make progress together.             max_queue: further ones that may wait.
+    step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode
+        (a long prompt then delays their next token by one such chunk at most).
+    kv_bytes: memory for keys and values, running and kept together; None: a quarter of what is free at the start.
+    kept_sequences: finished requests whose keys and values stay for prompts that share their beginning.
+    """
+
+    model: str
+    speculation: str = "auto"
+    weights: str = "auto"
+    kv: str = "auto"
+    seed: int | None = None
+    max_context: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+    cache_dir: str | None = None
+    max_running: int = 16
+    max_queue: int = 256
+    step_tokens: int = 512
+    mixed_step_tokens: int = 128
+    kv_bytes: int | None = None
+    kept_sequences: int = 8
+
+    SPECULATION = ("auto", "off")
+    WEIGHTS = ("auto", "fp32")
+    KV = ("auto", "fp32")
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("speculation", self.SPECULATION), ("weights", self.WEIGHTS), ("kv", self.KV)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")
+        check_seed(self.seed)
+        for name in ("max_context", "threads", "kv_bytes"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 1, hint="None lets the engine choose")
+        for name in ("max_running", "step_tokens", "mixed_step_tokens"):
+            _integer(name, getattr(self, name), 1)
+        for name in ("max_queue", "kept_sequences"):
+            _integer(name, getattr(self, name), 0)
+        if not isinstance(self.device, str) or not self.device:
+            raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
+
+
+SAMPLING_NAMES = tuple(f.name for f in fields(SamplingParams))
+
+
+def sampling_params(options: dict[str, Any], known: Sequence[str] = SAMPLING_NAMES) -> SamplingParams:
+    """SamplingParams from keyword arguments; TypeError names an unknown one and lists those there are."""
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"unknown generation option {unknown[0]!r}; known are {', '.join(known)}")
+    return SamplingParams(**options)

@@ -1,0 +1,77 @@
+"""Executes a step's plan: spans of tokens in, rows of logits out.
+
+Inputs: spans, each a sequence and the token ids to append to it. Prefill chunks, single tokens, forced runs and drafts
+are all spans. A Runner is one backend; this one runs any model with the native `forward` contract through torch, on the
+CPU or a GPU. It knows nothing of requests, grammars or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentkit.engine.attention import SpanAttention
+from agentkit.engine.kv import KVSequence
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Span:
+    """`tokens` follow what `sequence` holds; the logits after the last `rows` of them are wanted (0: none)."""
+
+    sequence: KVSequence
+    tokens: tuple[int, ...]
+    rows: int = 1
+
+
+class Model(Protocol):
+    """What a runner needs of a model."""
+
+    @property
+    def forward(self) -> Callable[..., Any]: ...
+
+
+class Runner(Protocol):
+    """A backend. `execute` appends every span to its sequence and returns float32 logits [rows, V] on the host per span.
+
+    A span either counts wholly (its sequence is longer by its tokens) or, when execute raises, not at all.
+    """
+
+    def execute(self, spans: Sequence[Span]) -> list[Logits]: ...
+
+
+class TorchRunner:
+    """Runs the spans one after the other. threads: CPU threads for this process, set here once; None: torch's choice."""
+
+    def __init__(self, model: Model, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+        self._model = model
+        self._device = torch.device(device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def execute(self, spans: Sequence[Span]) -> list[Logits]:
+        with torch.inference_mode():
+            rows = [self._forward(span) for span in spans]
+            for span in spans:
+                span.sequence.commit(span.tokens)
+        return [_to_host(r) for r in rows]
+
+    def _forward(self, span: Span) -> torch.Tensor:
+        count, start = len(span.tokens), span.sequence.length
+        ids = torch.tensor(span.tokens, dtype=torch.long, device=self._device)  # [T]
+        positions = torch.arange(start, start + count, device=self._device)  # [T]
+        attend = SpanAttention(span.sequence, count)
+        logits: torch.Tensor = self._model.forward(ids, positions, attend, slice(count - span.rows, count))
+        return logits
+
+
+def _to_host(logits: torch.Tensor) -> Logits:
+    """The one place where the host waits for the device. [N, V] -> numpy float32 [N, V]."""
+    host: Logits = logits.float().cpu().numpy()
+    return host
