@@ -45,9 +45,8 @@ def main(write: bool) -> int:
     if write:
         path.write_text(rewritten(text, wanted), encoding="utf-8")
         return 0
-    print(
-        f"pyproject.toml: packages differ from the folders; run `make packages`\n  missing: {sorted(set(wanted) - set(listed))}\n  not there: {sorted(set(listed) - set(wanted))}"
-    )
+    missing, gone = sorted(set(wanted) - set(listed)), sorted(set(listed) - set(wanted))
+    print(f"pyproject.toml: packages differ from the folders; run `make packages`\n  missing: {missing}\n  not there: {gone}")
     return 1
 
 

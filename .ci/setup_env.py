@@ -114,7 +114,7 @@ def pip_would_take_cuda(requirement: str) -> bool:
         report = Path(folder, "report.json")
         pip(
             *["--dry-run", "--no-deps", "--ignore-installed", "--report", str(report), requirement],
-            hint=f"Is a package index reachable, and does it have {requirement} for Python {sys.version.split()[0]}? TORCH=... names another version or a wheel.",
+            hint=f"Is a package index reachable, and does it have {requirement} for Python {sys.version.split()[0]}? TORCH=... names another.",
         )
         metadata = json.loads(report.read_text(encoding="utf-8"))["install"][0]["metadata"]
     from pip._vendor.packaging.requirements import Requirement
@@ -135,8 +135,9 @@ def install_torch(wanted: str, index: str) -> None:
         *(["--index-url", index] if source else []),
         requirement,
         quiet=False,
-        hint=f"Could not get {requirement}{source}. Is it reachable? TORCH_INDEX=URL names another index, TORCH_INDEX=default takes pip's own whatever build it has, "
-        "TORCH=/path/to/torch.whl a file; a torch that is already in the environment (VENV=...) or in the active one is kept.",
+        hint=f"Could not get {requirement}{source}. Is it reachable?\n"
+        "  TORCH_INDEX=URL takes torch from another index, TORCH_INDEX=default from pip's own, whatever build it has;\n"
+        "  TORCH=/path/to/torch.whl takes a file; a torch that is already in VENV=... or in the active environment is kept.",
     )
     importlib.invalidate_caches()
     if not new_enough(torch_version()):
