@@ -1,0 +1,227 @@
+"""Small stand-ins for engine tests: a random decoder, a scripted one, a byte vocabulary, and a grammar of finitely many texts.
+
+The matcher here is written naively on purpose: it is a second opinion on what the engine does with the real one.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from agentkit.engine.advance import Advancer, pack_ids
+from agentkit.engine.attention import attend_explicit
+from agentkit.engine.config import SamplingParams
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.request import Event, Outcome, Request, TokenEvent
+from agentkit.engine.runner import TorchRunner
+from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.engine.text import OutputText
+from agentkit.errors import GrammarViolation
+from torch.nn import functional
+
+TOKENS: list[bytes | None] = [bytes([b]) for b in range(256)] + [b"AB", b"C D", b"EF", b"ab", b'{"', b'":', b"true", "é".encode(), None]
+STOP = len(TOKENS) - 1
+WIDTH = 320  # logits wider than the vocabulary
+
+
+class ByteDetokenizer:
+    """Detokenizer protocol over TOKENS."""
+
+    def __init__(self, tokens: Sequence[bytes | None] = TOKENS) -> None:
+        self._tokens = tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._tokens[token_id] or b"")
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class TinyDecoder:
+    """A random decoder of two layers with the native contract; deterministic by seed."""
+
+    def __init__(self, seed: int = 0, width: int = WIDTH, *, layers: int = 2, heads: int = 4, kv: int = 2, dim: int = 8, softcap: float | None = None) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.layers, self.heads, self.kv, self.dim, self.softcap = layers, heads, kv, dim, softcap
+        hidden = heads * dim
+        self.embed = torch.randn(width, hidden, generator=generator)
+        self.weights = [[torch.randn(n, hidden, generator=generator) / hidden**0.5 for n in (hidden, kv * dim, kv * dim, hidden)] for _ in range(layers)]
+        self.calls: list[int] = []
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: slice) -> torch.Tensor:
+        self.calls.append(ids.shape[0])
+        angle = positions.float().unsqueeze(1) / 50.0 * torch.arange(1, self.embed.shape[1] + 1)
+        x = self.embed[ids] + torch.sin(angle)
+        for layer, (wq, wk, wv, wo) in enumerate(self.weights):
+            normed = functional.layer_norm(x, x.shape[1:])
+            q = (normed @ wq.T).view(-1, self.heads, self.dim)
+            k, v = ((normed @ w.T).view(-1, self.kv, self.dim) for w in (wk, wv))
+            x = x + attend(layer, q, k, v, window=None, scale=self.dim**-0.5, softcap=self.softcap).flatten(1) @ wo.T
+        return functional.layer_norm(x[logits_for], x.shape[1:]) @ self.embed.T
+
+
+class ScriptedDecoder(TinyDecoder):
+    """Wants script[i] as output i of a prompt of `prompt` tokens; NaN where the script says None."""
+
+    def __init__(self, script: Sequence[int | None], prompt: int = 1) -> None:
+        super().__init__()
+        self.script, self.prompt = list(script), prompt
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: slice) -> torch.Tensor:
+        logits = super().forward(ids, positions, attend, logits_for) * 0
+        for row, position in enumerate(positions[logits_for].tolist()):
+            at = position - self.prompt + 1
+            token = self.script[at] if at < len(self.script) else STOP
+            logits[row, STOP if token is None else token] = torch.nan if token is None else 10.0
+        return logits
+
+
+class TextsMatcher:
+    """Accepts exactly `texts`, over TOKENS. `fail_at`: raise GrammarViolation at that accept, as a broken matcher would."""
+
+    def __init__(self, texts: Iterable[bytes], *, forced: bool = True, fail_at: int | None = None) -> None:
+        self.texts = frozenset(texts)
+        self.so_far: list[bytes] = []
+        self.is_finished = False
+        self.force, self.fail_at = forced, fail_at
+        self.accepts = self.masks = 0
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self.so_far)
+
+    @property
+    def is_accepting(self) -> bool:
+        return not self.is_finished and self.text in self.texts
+
+    def _needed(self, text: bytes) -> int | None:
+        """Fewest tokens from `text` to the end of one of the texts (greedy longest tokens do for TOKENS); None: cannot."""
+        ends = [t for t in self.texts if t.startswith(text)]
+        return min((_spell(t[len(text) :]) for t in ends), default=None)
+
+    def _legal(self) -> dict[int, int]:
+        """Allowed tokens -> tokens needed after them."""
+        found = {i: n for i, b in enumerate(TOKENS) if b and (n := self._needed(self.text + b)) is not None}
+        return found | ({STOP: 0} if self.is_accepting else {})
+
+    def mask(self, remaining: int | None = None) -> np.ndarray:
+        self.masks += 1
+        if self.is_finished:
+            return np.zeros(WIDTH // 32, np.uint32)
+        row = pack_ids(i for i, n in self._legal().items() if i == STOP or remaining is None or n <= remaining - 1)
+        return np.concatenate([row, np.zeros(WIDTH // 32 - row.size, np.uint32)])
+
+    def completion_tokens(self) -> int:
+        needed = self._needed(self.text)
+        assert needed is not None
+        return needed
+
+    def forced_tokens(self) -> list[int]:
+        if not self.force:
+            return []
+        ends = [t for t in self.texts if t.startswith(self.text)]
+        common = ends[0]
+        for t in ends[1:]:
+            common = common[: next((i for i, (a, b) in enumerate(zip(common, t, strict=False)) if a != b), min(len(common), len(t)))]
+        return [] if self.is_accepting else tokenize(common[len(self.text) :])
+
+    def accept(self, token: int) -> None:
+        if self.is_finished:
+            return
+        self.accepts += 1
+        if self.accepts == self.fail_at or token not in self._legal():
+            raise GrammarViolation(f"token {token} after {self.text!r}")
+        if token == STOP:
+            self.is_finished = True
+        else:
+            self.so_far.append(TOKENS[token] or b"")
+
+    def rollback(self, n: int) -> None:
+        del self.so_far[len(self.so_far) - n :]
+
+
+def tokenize(data: bytes) -> list[int]:
+    """Greedy longest match over TOKENS."""
+    ids = []
+    while data:
+        best = max((i for i, b in enumerate(TOKENS) if b and data.startswith(b)), key=lambda i: len(TOKENS[i] or b""))
+        ids.append(best)
+        data = data[len(TOKENS[best] or b"") :]
+    return ids
+
+
+def _spell(data: bytes) -> int:
+    return len(tokenize(data))
+
+
+class Bench:
+    """A scheduler around a small model, stepped by hand, with every invariant checked after each step."""
+
+    def __init__(self, model: TinyDecoder, *, budget: int = 1 << 24, kept: int = 4, limits: Limits | None = None) -> None:
+        self.model = model
+        self.pool = KVPool(KVShape(model.layers, model.kv, model.dim), budget, kept)
+        self.scheduler = Scheduler(TorchRunner(model), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
+        self.events: dict[int, list[Any]] = {}
+
+    def request(self, prompt: Sequence[int] | bytes, matcher: Any = None, seed: int = 0, **options: Any) -> Request:
+        params = SamplingParams(**options)
+        heard: list[Event | Outcome | BaseException] = []
+        output = OutputText(ByteDetokenizer(), params.stop, params.include_stop)
+        ids = tokenize(prompt) if isinstance(prompt, bytes) else list(prompt)
+        request = Request(ids, params, heard.append, output, seed=params.seed if params.seed is not None else seed, matcher=matcher)
+        self.events[id(request)] = heard
+        return request
+
+    def submit(self, *args: Any, **options: Any) -> Request:
+        request = self.request(*args, **options)
+        self.scheduler.submit(request)
+        return request
+
+    def heard(self, request: Request) -> list[Any]:
+        return self.events[id(request)]
+
+    def deltas(self, request: Request) -> list[str]:
+        return [e.text for e in self.heard(request) if isinstance(e, TokenEvent)]
+
+    def step(self) -> None:
+        self.scheduler.step()
+        self.pool.check_invariants()
+        live = [r.sequence for r in self.scheduler.running]
+        assert self.pool.live_sequences == len(live)
+        for request in self.scheduler.running:
+            assert request.sequence is not None
+            assert request.sequence.tokens == request.tokens[: request.computed]
+
+    def run(self, *requests: Request, steps: int = 2000) -> None:
+        while not all(r.outcome or r.error for r in requests):
+            steps -= 1
+            assert steps > 0, "requests did not finish"
+            self.step()
+
+    def complete(self, *args: Any, **options: Any) -> Request:
+        request = self.submit(*args, **options)
+        self.run(request)
+        return request
+
+
+def greedy_without_cache(model: TinyDecoder, prompt: Sequence[int], count: int) -> list[int]:
+    """Reference decoding: the whole sequence anew for each token, explicit attention, no cache."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
+        hidden = torch.ones(q.shape[0], q.shape[0], dtype=torch.bool).triu_(1)
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return attend_explicit(q, k.transpose(0, 1), v.transpose(0, 1), mask, scale, softcap)
+
+    tokens = list(prompt)
+    for _ in range(count):
+        n = len(tokens)
+        logits = model.forward(torch.tensor(tokens), torch.arange(n), attend, slice(n - 1, n))[0, : len(TOKENS)]
+        token = int(logits.argmax())
+        if token == STOP:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
