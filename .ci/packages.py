@@ -16,12 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def packages_in_folders(root: Path, package_dir: dict[str, str]) -> list[str]:
-    """Names of all packages (folders with an __init__.py) under the mapped folders, sorted."""
-    found = []
+    """Names of all packages (folders with Python files) under the mapped folders, sorted. SystemExit if one lacks an __init__.py."""
+    found = set()
     for name, folder in package_dir.items():
-        for init in (root / folder).rglob("__init__.py"):
-            relative = init.parent.relative_to(root / folder)
-            found.append(".".join([name, *relative.parts]))
+        for path in (root / folder).rglob("*.py"):
+            if not (path.parent / "__init__.py").exists():
+                raise SystemExit(f"{path.parent.relative_to(root)}: holds Python files, but no __init__.py")
+            found.add(".".join([name, *path.parent.relative_to(root / folder).parts]))
     return sorted(found)
 
 

@@ -16,8 +16,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agentkit", "engine", "grammars", "tools")
-# Modules whose distribution packages_distributions() cannot tell on a machine where it is not installed (triton exists on Linux only).
-KNOWN = {"triton": "triton"}
+KNOWN = {
+    "triton": "triton",  # not installed everywhere, so its distribution cannot be looked up
+    "pydantic_core": "pydantic",  # pydantic pins the one version that belongs to it
+}
 
 
 @cache
@@ -52,7 +54,7 @@ def third_party_imports(folders: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def distributions_of(module: str) -> set[str]:
-    names = packages_distributions().get(module, [KNOWN[module]] if module in KNOWN else [])
+    names = [KNOWN[module]] if module in KNOWN else packages_distributions().get(module, [])
     return {canonicalize_name(name) for name in names}
 
 

@@ -51,4 +51,4 @@ def test_sdist_holds_the_folders_as_they_are_and_no_tests(root: Path, distributi
 
 def test_listed_packages_are_those_in_the_folders(root: Path) -> None:
     done = subprocess.run([sys.executable, str(root / ".ci" / "packages.py")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
