@@ -1,0 +1,57 @@
+"""Settings are checked once, with errors that name the setting and what it may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agentkit.engine.config import EngineConfig, SamplingParams, sampling_params
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", v) for v in (-0.1, float("nan"), float("inf"), True, "hot", None)),
+        *(("top_p", v) for v in (0.0, 1.01, -1, float("nan"))),
+        *(("top_k", v) for v in (-1, 1.5, True)),
+        *(("min_p", v) for v in (-0.1, 1.1)),
+        *(("repetition_penalty", v) for v in (0.0, -1.0)),
+        *(("max_tokens", v) for v in (0, -5, 2.0, None)),
+        *(("seed", v) for v in (1 << 64, -(1 << 63) - 1, 1.0, "x")),
+        *(("stop", v) for v in ("", ["a", ""], [1])),
+    ],
+)
+def test_sampling_values_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_sampling_values_at_their_bounds() -> None:
+    SamplingParams(temperature=0, top_p=1, top_k=0, min_p=1, max_tokens=1, seed=(1 << 64) - 1)
+    SamplingParams(temperature=1e30, top_p=1e-9, seed=-(1 << 63))
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(TypeError, match=r"'temprature'.*temperature"):
+        sampling_params({"temprature": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("speculation", v) for v in ("ngram", "")),
+        *(("weights", v) for v in ("int3", "int8")),
+        *(("max_context", v) for v in (0, -1, 2.5)),
+        ("kv", "fp8"),
+        ("threads", 0),
+        ("max_running", 0),
+        ("max_queue", -1),
+        ("device", ""),
+        ("seed", 1 << 70),
+    ],
+)
+def test_engine_values_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        EngineConfig("m", **{name: value})
