@@ -1,0 +1,87 @@
+"""The command `agentkit`: look after downloaded models, compile kernels ahead of time, print versions.
+
+Thin: parses arguments, calls the engine's model store, prints. Knows nothing of how models are fetched or stored. Errors of
+agentkit are printed as one line, exit status 1; anything else is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentkit.errors import AgentKitError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="agentkit", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Agents whose tool calls cannot be malformed."
+)
+models = typer.Typer(no_args_is_help=True, help="List, fetch and remove models.")
+app.add_typer(models, name="models")
+
+ModelName = Annotated[str, typer.Argument(metavar="NAME", help="A short name (smollm2-135m), or org/name on the model hub.")]
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of agentkit, Python and what the engine runs on."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    typer.echo(f"agentkit {installed('agentkit')}")
+    typer.echo(f"python {platform.python_version()} ({platform.system()} {platform.machine()})")
+    for name in ("torch", "numba", "triton", "transformers"):
+        try:
+            typer.echo(f"{name} {installed(name)}")
+        except PackageNotFoundError:
+            typer.echo(f"{name} is not installed")
+
+
+@models.command("pull")
+def pull_model(name: ModelName) -> None:
+    """Fetch a model into the cache (nothing happens if it is there) and print its folder."""
+    from agentkit.engine.models import store
+
+    typer.echo(store.pull(name, progress=None))
+
+
+@models.command("path")
+def model_path(name: ModelName) -> None:
+    """Print the folder of a model in the cache."""
+    from agentkit.engine.models import store
+
+    typer.echo(store.path(name))
+
+
+@models.command("rm")
+def remove_model(name: ModelName) -> None:
+    """Remove a model from the cache."""
+    from agentkit.engine.models import store
+
+    store.remove(name)
+    typer.echo(f"removed {name}")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except AgentKitError as error:
+        typer.echo(f"agentkit: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
