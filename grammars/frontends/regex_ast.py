@@ -1,0 +1,177 @@
+"""Syntax trees of regular expressions, and what can be read off them without an automaton.
+
+A tree denotes a set of texts over code points; how a character is spelled in bytes is decided later (chars.Alphabet).
+Constructors simplify (a repeat of a repeat, a sequence of one part), so that `((a*)*)*` is `a*`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentkit.grammars.frontends.chars import EVERY, SCALARS, CharSet
+
+
+class Tree:
+    """Base of all syntax trees; all are immutable and hashable."""
+
+
+@dataclass(frozen=True)
+class Chars(Tree):
+    """One character of a set."""
+
+    set: CharSet
+
+
+@dataclass(frozen=True)
+class Seq(Tree):
+    parts: tuple[Tree, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alt(Tree):
+    parts: tuple[Tree, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repeat(Tree):
+    body: Tree
+    lo: int
+    hi: int | None
+
+
+@dataclass(frozen=True)
+class Beside(Tree):
+    """A condition on the two characters beside a position, consuming nothing: `^`, `$`, `\\b` are made of these.
+
+    before, after: which characters may stand there; before_edge, after_edge: may the text begin (end) there?
+    """
+
+    before: CharSet = EVERY
+    before_edge: bool = True
+    after: CharSet = EVERY
+    after_edge: bool = True
+
+
+@dataclass(frozen=True)
+class Look(Tree):
+    """(?=body), (?!body), (?<=body), (?<!body); position: where it stands in the pattern, for messages."""
+
+    body: Tree
+    ahead: bool
+    negative: bool
+    position: int
+
+
+NEVER = Alt()
+EMPTY_TEXT = Seq()
+ANY_TEXT = Repeat(Chars(SCALARS), 0, None)
+TEXT_START = Beside(before=CharSet())
+TEXT_END = Beside(after=CharSet())
+
+
+def seq(*parts: Tree) -> Tree:
+    flat: list[Tree] = []
+    for p in parts:
+        if p == NEVER:
+            return NEVER
+        flat.extend(p.parts if isinstance(p, Seq) else (p,))
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def alt(*parts: Tree) -> Tree:
+    flat: dict[Tree, None] = {}
+    chars = CharSet()
+    singles = 0
+    for p in parts:
+        for q in p.parts if isinstance(p, Alt) else (p,):
+            if isinstance(q, Chars):
+                chars, singles = chars | q.set, singles + 1
+            else:
+                flat[q] = None
+    if singles:
+        flat[Chars(chars)] = None
+    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
+
+
+def repeat(body: Tree, lo: int, hi: int | None) -> Tree:
+    if body == NEVER:
+        return EMPTY_TEXT if lo == 0 else NEVER
+    if hi == 0 or body == EMPTY_TEXT:
+        return EMPTY_TEXT
+    if (lo, hi) == (1, 1):
+        return body
+    if isinstance(body, Repeat) and body.lo <= 1 and body.hi is None and hi is None:
+        return Repeat(body.body, min(lo, 1) * body.lo if lo <= 1 else body.lo * lo, None)
+    if isinstance(body, Repeat) and (body.lo, body.hi) == (0, 1):
+        return Repeat(body.body, 0, hi)
+    return Repeat(body, lo, hi)
+
+
+def has_conditions(tree: Tree, *, looks_only: bool = False) -> bool:
+    """Does the tree hold anchors, boundaries or look-around (or look-around alone)?"""
+    todo = [tree]
+    while todo:
+        t = todo.pop()
+        if isinstance(t, Look) or (isinstance(t, Beside) and not looks_only):
+            return True
+        if isinstance(t, Seq | Alt):
+            todo.extend(t.parts)
+        elif isinstance(t, Repeat):
+            todo.append(t.body)
+    return False
+
+
+def nullable(tree: Tree) -> bool:
+    """Is the empty text a member? For trees without conditions."""
+    if isinstance(tree, Seq):
+        return all(map(nullable, tree.parts))
+    if isinstance(tree, Alt):
+        return any(map(nullable, tree.parts))
+    return isinstance(tree, Repeat) and (tree.lo == 0 or nullable(tree.body))
+
+
+def without_empty(tree: Tree) -> Tree:
+    """The same texts less the empty one. For trees without conditions."""
+    if not nullable(tree):
+        return tree
+    if isinstance(tree, Alt):
+        return alt(*(without_empty(p) for p in tree.parts))
+    if isinstance(tree, Repeat):
+        return repeat(without_empty(tree.body), 1, tree.hi)
+    if isinstance(tree, Seq):
+        return alt(*(seq(without_empty(p), *tree.parts[i + 1 :]) for i, p in enumerate(tree.parts)))
+    raise TypeError(f"{tree!r} is not nullable")
+
+
+def widths(tree: Tree) -> tuple[int, int | None]:
+    """Least and greatest number of characters (None: no greatest). Conditions count as empty."""
+    if isinstance(tree, Chars):
+        return 1, 1
+    if isinstance(tree, Seq | Alt):
+        each = [widths(p) for p in tree.parts]
+        if isinstance(tree, Seq):
+            return sum(lo for lo, _ in each), _total([hi for _, hi in each])
+        highs = [hi for _, hi in each]
+        return min((lo for lo, _ in each), default=0), None if None in highs else max((h for h in highs if h is not None), default=0)
+    if isinstance(tree, Repeat):
+        lo, hi = widths(tree.body)
+        return lo * tree.lo, 0 if hi == 0 else None if hi is None or tree.hi is None else hi * tree.hi
+    return 0, 0
+
+
+def _total(highs: list[int | None]) -> int | None:
+    total = 0
+    for h in highs:
+        if h is None:
+            return None
+        total += h
+    return total
+
+
+def fixed_text(tree: Tree) -> str | None:
+    """The only text of the tree, if it is a run of single characters."""
+    if isinstance(tree, Chars):
+        return tree.set.single()
+    if isinstance(tree, Seq) and all(isinstance(p, Chars) and p.set.single() for p in tree.parts):
+        return "".join(p.set.single() or "" for p in tree.parts if isinstance(p, Chars))
+    return None
