@@ -1,1 +1,117 @@
-"""agentkit."""
+"""agentkit: agents whose tool calls cannot be malformed.
+
+    from agentkit import Agent, Engine, tool
+
+Everything is loaded when it is first asked for: `import agentkit` takes no torch, no numba, no transformers, not even pydantic.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentkit.agent import Agent, RunOptions, RunStream
+    from agentkit.context import RunContext
+    from agentkit.engine import Engine
+    from agentkit.errors import (
+        AgentKitError,
+        EngineError,
+        GrammarError,
+        HistoryError,
+        InvalidOption,
+        ModelRetry,
+        ModelRetryExceeded,
+        ToolDefinitionError,
+        ToolError,
+        ToolTimeout,
+        UsageLimitExceeded,
+    )
+    from agentkit.messages import Message, messages_from_json, messages_to_json
+    from agentkit.partial import Partial
+    from agentkit.result import RunResult, ToolCall
+    from agentkit.tool import Tool, tool
+    from agentkit.usage import RequestUsage, RunUsage, UsageLimits
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "agentkit.agent": ("Agent", "RunOptions", "RunStream"),
+    "agentkit.context": ("RunContext",),
+    "agentkit.engine": ("Engine",),
+    "agentkit.errors": (
+        "AgentKitError",
+        "EngineError",
+        "GrammarError",
+        "HistoryError",
+        "InvalidOption",
+        "ModelRetry",
+        "ModelRetryExceeded",
+        "ToolDefinitionError",
+        "ToolError",
+        "ToolTimeout",
+        "UsageLimitExceeded",
+    ),
+    "agentkit.messages": ("Message", "messages_from_json", "messages_to_json"),
+    "agentkit.partial": ("Partial",),
+    "agentkit.result": ("RunResult", "ToolCall"),
+    "agentkit.tool": ("Tool", "tool"),
+    "agentkit.usage": ("RequestUsage", "RunUsage", "UsageLimits"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Agent",
+    "AgentKitError",
+    "Engine",
+    "EngineError",
+    "GrammarError",
+    "HistoryError",
+    "InvalidOption",
+    "Message",
+    "ModelRetry",
+    "ModelRetryExceeded",
+    "Partial",
+    "RequestUsage",
+    "RunContext",
+    "RunOptions",
+    "RunResult",
+    "RunStream",
+    "RunUsage",
+    "Tool",
+    "ToolCall",
+    "ToolDefinitionError",
+    "ToolError",
+    "ToolTimeout",
+    "UsageLimitExceeded",
+    "UsageLimits",
+    "messages_from_json",
+    "messages_to_json",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """`agentkit.tool` is the decorator. Importing the module of that name would put the module in its place, as Python does for submodules."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value.tool if name == "tool" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -32,12 +32,9 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
             seen = seen.__func__
         elif inspect.isclass(seen):
             seen = seen.__init__
-        elif inspect.isfunction(seen) or inspect.isbuiltin(seen) or not hasattr(type(seen), "__call__"):
-            return typing.cast(Callable[..., Any], seen)
-        elif inspect.isfunction(type(seen).__call__):
-            return typing.cast(Callable[..., Any], type(seen).__call__)
         else:
-            return typing.cast(Callable[..., Any], seen)
+            call = getattr(type(seen), "__call__", None)  # noqa: B004  # the function itself is wanted, not whether there is one
+            return typing.cast(Callable[..., Any], seen if inspect.isroutine(seen) or not inspect.isfunction(call) else call)
 
 
 def resolve_annotations(function: Callable[..., Any], signature: inspect.Signature, name: str) -> dict[str, Any]:

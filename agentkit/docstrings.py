@@ -19,7 +19,10 @@ __all__ = ["Description", "describe"]
 logger = logging.getLogger("agentkit.docstrings")
 
 # A docstring without one of these has no parameter section in any style, and griffe (80 ms to import) is not needed.
-_SECTION = re.compile(r"^\s*(args|arguments|params|parameters|attributes|keyword arg(ument)?s|other parameters)\s*:?\s*$|^\s*:(param|parameter|arg|argument|key|keyword)\b", re.I | re.M)
+_SECTION = re.compile(
+    r"^\s*(args|arguments|params|parameters|attributes|keyword arg(ument)?s|other parameters)\s*:?\s*$|^\s*:(param|parameter|arg|argument|key|keyword)\b",
+    re.I | re.M,
+)
 _STYLES = ("google", "numpy", "sphinx")
 
 
@@ -50,7 +53,7 @@ def describe(docstring: str | None, parameters: Collection[str], *, owner: str =
     for style in _STYLES:
         try:
             body, documented = _parse(text, style)
-        except Exception as error:  # any failure of a third-party parser leaves the text whole; it is logged, the tool works
+        except Exception as error:  # noqa: BLE001  # any failure of a third-party parser leaves the text whole; it is logged, the tool works
             logger.warning("the docstring of %s cannot be read as %s style: %s", owner, style, error)
             continue
         known = len(documented.keys() & set(parameters))

@@ -20,6 +20,7 @@
     │   └── ToolTimeout               a tool ran past its time limit
     ├── ModelRetry                    raised BY a tool: tell the model what was wrong and let it try again
     ├── ModelRetryExceeded            the model used up its retries
+    ├── InvalidOption                 an argument of Agent or of a run that cannot be used
     ├── UsageLimitExceeded            a UsageLimits bound was reached
     └── HistoryError                  a message history cannot be read
 
@@ -44,6 +45,7 @@ __all__ = [
     "GrammarViolation",
     "HistoryError",
     "InvalidGrammar",
+    "InvalidOption",
     "ModelNotFound",
     "ModelRetry",
     "ModelRetryExceeded",
@@ -138,7 +140,9 @@ class BudgetTooSmall(GrammarError):
     """
 
     def __init__(self, needed: int, budget: int) -> None:
-        super().__init__(f"the shortest output that satisfies the grammar takes {needed} tokens, but max_tokens is {budget}; raise max_tokens to at least {needed}")
+        super().__init__(
+            f"the shortest output that satisfies the grammar takes {needed} tokens, but max_tokens is {budget}; raise max_tokens to at least {needed}"
+        )
         self.needed = needed
         self.budget = budget
 
@@ -211,6 +215,10 @@ class ModelRetry(AgentKitError):
 
 class ModelRetryExceeded(AgentKitError):
     """The model used up its retries without a valid result."""
+
+
+class InvalidOption(AgentKitError, ValueError):
+    """An argument of Agent or of a run that cannot be used: which, why, and what is possible instead."""
 
 
 class UsageLimitExceeded(AgentKitError):

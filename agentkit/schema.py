@@ -34,7 +34,7 @@ _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "conta
 class _Generator(GenerateJsonSchema):
     """Pydantic's generator with closed objects and without automatic titles."""
 
-    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # declared so by Pydantic
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

@@ -91,7 +91,8 @@ class Tool(Generic[P, R]):
         inner = innermost(self.function)
         if inspect.isasyncgenfunction(inner):
             raise ToolDefinitionError(f"tool {self.name!r} is an async generator; return a value (a list, for instance) instead of yielding")
-        names = [name for name in getattr(getattr(inner, "__code__", None), "co_varnames", ())]
+        code = getattr(inner, "__code__", None)
+        names: tuple[str, ...] = code.co_varnames if code is not None else ()
         docstring = inspect.getdoc(self.function) if inspect.isclass(self.function) else inner.__doc__
         text = describe(docstring, names, owner=f"tool {self.name!r}")
         self._plan = call_plan(self.function, self.name, text.parameters, skip_first=self.unbound)
@@ -104,7 +105,9 @@ class Tool(Generic[P, R]):
         except PydanticUserError as error:
             raise ToolDefinitionError(f"tool {self.name!r}: {self.arguments.__name__} has no JSON Schema: {error}") from error
         if schema.get("type") != "object":
-            raise ToolDefinitionError(f"tool {self.name!r}: arguments must form an object, but {self.arguments.__name__} is {schema.get('type', 'a choice')!r}; wrap it in a model with a field")
+            kind = schema.get("type", "a choice")
+            what = f"arguments must form an object, but {self.arguments.__name__} is {kind!r}"
+            raise ToolDefinitionError(f"tool {self.name!r}: {what}; make it a field of a model")
         schema.pop("description", None)
         for key, property_schema in schema.get("properties", {}).items():
             if key in descriptions and isinstance(property_schema, dict):
@@ -136,7 +139,7 @@ class Tool(Generic[P, R]):
     @property
     def is_async(self) -> bool:
         """Runs on the event loop; anything else runs in a thread."""
-        call = self.function if inspect.isroutine(self.function) else getattr(self.function, "__call__", None)
+        call = getattr(type(self.function), "__call__", None)  # noqa: B004  # the function itself is wanted, not whether there is one
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
     def validate(self, arguments: str | bytes | Mapping[str, Any] | None) -> BaseModel:
@@ -168,7 +171,8 @@ class Tool(Generic[P, R]):
     def check_bound(self) -> None:
         """Raises ToolDefinitionError for a method without its object."""
         if self.unbound:
-            raise ToolDefinitionError(f"tool {self.name!r} is the method {self.function.__qualname__} without its object; take it from an instance: instance.{self.function.__name__}")
+            where, method = self.function.__qualname__, self.function.__name__
+            raise ToolDefinitionError(f"tool {self.name!r} is the method {where} without its object; take it from an instance: instance.{method}")
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r}, parameters={list(self.parameters.get('properties', {}))})"
@@ -206,7 +210,8 @@ def result_text(value: Any, tool_name: str) -> str:
         try:
             text = to_json(value, by_alias=True, inf_nan_mode="strings").decode()
         except (ValueError, TypeError, RecursionError) as error:  # PydanticSerializationError is a ValueError
-            raise ToolError(f"tool {tool_name!r} returned {type(value).__name__} {value!r:.80}, which cannot be turned into JSON: {error}; return JSON types, dataclasses or Pydantic models") from error
+            what = f"tool {tool_name!r} returned {type(value).__name__} {value!r:.80}"
+            raise ToolError(f"{what}, which cannot be turned into JSON: {error}; return JSON types, dataclasses or Pydantic models") from error
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -242,7 +247,9 @@ def _is_method(function: types.FunctionType) -> bool:
     """Defined in a class body with a first parameter `self` or `cls`."""
     scope = function.__qualname__.rpartition(".")[0]
     first = next(iter(inspect.signature(function).parameters.values()), None)
-    return bool(scope) and not scope.endswith("<locals>") and first is not None and first.name in ("self", "cls") and first.annotation is inspect.Parameter.empty
+    if not scope or scope.endswith("<locals>") or first is None:
+        return False
+    return first.name in ("self", "cls") and first.annotation is inspect.Parameter.empty
 
 
 def _derived_name(function: Any) -> str:
@@ -252,8 +259,9 @@ def _derived_name(function: Any) -> str:
 
 
 def _checked_name(name: str, function: Any) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ToolDefinitionError(f"the tool name {name!r} (of {getattr(function, '__qualname__', function)!s}) is not allowed: 1 to 64 of the characters a-z A-Z 0-9 _ -; give name=")
+    if not _NAME.fullmatch(name):
+        owner = getattr(function, "__qualname__", type(function).__name__)
+        raise ToolDefinitionError(f"the tool name {name!r} (of {owner}) is not allowed: 1 to 64 of the characters a-z A-Z 0-9 _ -; give name=")
     return name
 
 

@@ -22,7 +22,7 @@ class RequestUsage:
     forced_tokens: output tokens that the grammar left no choice about.
     drafted_tokens, accepted_tokens: speculation: proposed, and kept.
     forwards: runs of the model, prefill included.
-    ttft_s: from the request to its first token. tpot_s: mean time for each token after the first; 0.0 when there is no second.
+    ttft_s: from the request to its first token. tpot_s: mean time for each token after the first. None where there was no such token.
     """
 
     input_tokens: int = 0
@@ -32,8 +32,8 @@ class RequestUsage:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forwards: int = 0
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,16 @@ class RunUsage:
         return sum(request.forwards for request in self.per_request)
 
     @property
-    def ttft_s(self) -> float:
-        """Time to the first token of the first request, in seconds; 0.0 before it."""
-        return self.per_request[0].ttft_s if self.per_request else 0.0
+    def ttft_s(self) -> float | None:
+        """Time to the first token of the first request, in seconds; None before it."""
+        return self.per_request[0].ttft_s if self.per_request else None
 
     @property
-    def tpot_s(self) -> float:
-        """Mean seconds for each token after the first of its request, weighted by tokens over all requests."""
-        weights = [max(request.output_tokens - 1, 0) for request in self.per_request]
-        total = sum(weights)
-        return sum(weight * request.tpot_s for weight, request in zip(weights, self.per_request, strict=True)) / total if total else 0.0
+    def tpot_s(self) -> float | None:
+        """Mean seconds for each token after the first of its request, weighted by tokens over all requests; None without such tokens."""
+        timed = [(max(request.output_tokens - 1, 1), request.tpot_s) for request in self.per_request if request.tpot_s is not None]
+        total = sum(weight for weight, _ in timed)
+        return sum(weight * seconds for weight, seconds in timed) / total if total else None
 
     def __str__(self) -> str:
         return (

@@ -1,0 +1,287 @@
+"""Agents: a model, tools, instructions and the type of the answer, ready to run.
+
+Input: what a developer declares. Output: results, or events while a run goes on. Checks options once and hands a RunPlan to
+the loop. Knows nothing of engines, grammars or how calls are written.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypedDict, TypeVar, Unpack
+
+from agentkit.context import DepsT
+from agentkit.errors import InvalidOption, ToolDefinitionError
+from agentkit.events import Event, FinalEvent, Step, TextDelta, ToolsEvent, TurnEvent
+from agentkit.execute import APPROVE_HELP, Approve
+from agentkit.loop import Instructions, Run, RunPlan, Validator
+from agentkit.messages import Message, check_history
+from agentkit.model import ChatModel, Sampling
+from agentkit.output import OutputSpec
+from agentkit.pending import Pending, run_blocking
+from agentkit.result import RunResult
+from agentkit.tool import Tool, as_tool
+from agentkit.usage import UsageLimits
+
+if TYPE_CHECKING:
+    from agentkit.engine import Engine
+
+__all__ = ["Agent", "RunOptions", "RunStream"]
+
+OutputT = TypeVar("OutputT", default=str)
+
+_CHOICES = ("auto", "required", "none")
+_REMOTE = ("openai", "vllm", "sglang", "llamacpp")  # prefixes of names that mean a server
+_MANY_CALLS = 8  # bound on calls in one turn where parallel_tool_calls=True
+
+
+class Agent(Generic[DepsT, OutputT]):
+    """A model with tools and instructions.
+
+    Args:
+        model: an Engine, the name of a local model ("smollm2-135m": its engine is made at the first run and shared), or any ChatModel.
+        tools: functions, methods, Pydantic models or Tools. All of them are described to the model in every request.
+        instructions: ahead of every conversation; text, or a function of the RunContext that gives it. Not part of the messages.
+        output_type: of the final answer: str for free text, or anything Pydantic validates (a list: alternatives).
+        deps_type: of `deps`; for type checkers, and checked at run where it is a class.
+        retries: how often in a row the model may fail with one tool, or with the answer.
+        name: for messages.
+        max_tokens: bound on one turn. temperature, top_k, top_p, min_p: how tokens are chosen; 0.0 is greedy.
+        parallel_tool_calls: whether one turn may make several calls (a number: at most so many). Small models do better with one.
+        approve: asked before a tool with approval=True runs.
+        output_validators: called in order with (RunContext, value); each gives the value back, or raises ModelRetry.
+
+    Raises:
+        ToolDefinitionError: two tools have the same name, or something cannot be a tool.
+        InvalidOption: an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: Engine | ChatModel | str,
+        *,
+        tools: Sequence[Tool[..., Any] | Callable[..., Any]] = (),
+        instructions: Instructions = "",
+        output_type: type[OutputT] | Any = str,
+        deps_type: type[DepsT] | None = None,
+        retries: int = 1,
+        name: str | None = None,
+        max_tokens: int = 512,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        parallel_tool_calls: bool | int = False,
+        approve: Approve | None = None,
+        output_validators: Sequence[Validator] = (),
+    ) -> None:
+        self.name = name
+        self.model = _chat_model(model)
+        self.tools = _by_name(tools)
+        self.instructions = instructions
+        self.output = OutputSpec(output_type)
+        self.deps_type = deps_type
+        self.retries = _at_least("retries", retries, 0)
+        self.sampling = Sampling(_at_least("max_tokens", max_tokens, 1), temperature, top_k, top_p, min_p)
+        self.max_calls = _calls_a_turn(parallel_tool_calls)
+        self.approve = approve
+        self.output_validators = tuple(output_validators)
+
+    def run(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> Pending[RunResult[OutputT]]:
+        """Runs to the final answer: `result = await agent.run("...")`.
+
+        Args:
+            prompt: the user's message; None goes on from the history alone.
+            options: see RunOptions.
+
+        Raises:
+            InvalidOption, HistoryError: at once.
+            ToolError, ModelRetryExceeded, UsageLimitExceeded, EngineError, GrammarError: while it runs.
+        """
+        plan = self._plan(prompt, options)
+        return Pending(lambda: _drain(plan), "agent.run()")
+
+    def run_sync(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> RunResult[OutputT]:
+        """`run`, waiting here. Works in scripts, in notebooks and inside tools; a running event loop stands still meanwhile."""
+        plan = self._plan(prompt, options)
+        return run_blocking(lambda: _drain(plan))
+
+    @asynccontextmanager
+    async def run_stream(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> AsyncIterator[RunStream[OutputT]]:
+        """Runs while telling what happens: `async with agent.run_stream("...") as stream: async for event in stream: ...`.
+
+        Leaving the block early cancels the run.
+        """
+        async with aclosing(Run(self._plan(prompt, options)).events()) as events:
+            yield RunStream(events)
+
+    async def iter(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> AsyncGenerator[Step, None]:
+        """The run step by step: a TurnEvent after each turn of the model, a ToolsEvent after its calls are answered, a FinalEvent."""
+        async with self.run_stream(prompt, **options) as stream:
+            async for event in stream:
+                if isinstance(event, TurnEvent | ToolsEvent | FinalEvent):
+                    yield event
+
+    def _plan(self, prompt: str | None, options: RunOptions) -> RunPlan:
+        unknown = options.keys() - RunOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a run has no option {sorted(unknown)[0]!r}; the options are {', '.join(RunOptions.__annotations__)}")
+        history = check_history(options.get("message_history") or ())
+        if prompt is None and not history:
+            raise InvalidOption("there is neither a prompt nor a message_history; give one of them")
+        return RunPlan(
+            model=self.model,
+            tools=self.tools,
+            output=self.output,
+            prompt=prompt,
+            history=history,
+            instructions=self.instructions,
+            deps=self._checked_deps(options.get("deps")),
+            tool_choice=self._checked_choice(options.get("tool_choice", "auto")),
+            execute_tools=options.get("execute_tools", True),
+            max_calls=self.max_calls,
+            retries=self.retries,
+            limits=options.get("usage_limits") or UsageLimits(),
+            sampling=self._sampling(options),
+            approve=self._checked_approval(options.get("execute_tools", True)),
+            validators=self.output_validators,
+        )
+
+    def _sampling(self, options: RunOptions) -> Sampling:
+        given = {key: value for key, value in options.items() if key in ("max_tokens", "temperature", "seed") and value is not None}
+        sampling = replace(self.sampling, **given)  # type: ignore[arg-type]  # the keys are those of Sampling
+        _at_least("max_tokens", sampling.max_tokens, 1)
+        return sampling
+
+    def _checked_choice(self, choice: str) -> str:
+        if choice not in _CHOICES and choice not in self.tools:
+            names = ", ".join(self.tools) or "there are none"
+            raise InvalidOption(f"tool_choice is {choice!r}; it must be 'auto', 'required', 'none' or the name of a tool: {names}")
+        if choice == "required" and not self.tools:
+            raise InvalidOption("tool_choice is 'required', but the agent has no tools; pass tools=[...]")
+        return choice
+
+    def _checked_deps(self, deps: Any) -> Any:
+        if inspect.isclass(self.deps_type) and not isinstance(deps, self.deps_type):
+            wanted = self.deps_type.__name__
+            raise InvalidOption(f"deps is {type(deps).__name__}, but the agent's deps_type is {wanted}; pass deps={wanted}(...) to the run")
+        return deps
+
+    def _checked_approval(self, execute: bool) -> Approve | None:
+        waiting = [name for name, tool in self.tools.items() if tool.approval]
+        if execute and waiting and self.approve is None:
+            raise InvalidOption(f"tools that need approval: {', '.join(waiting)}; pass approve=... to the Agent: {APPROVE_HELP}")
+        return self.approve
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name or self.model.name!r}, tools={list(self.tools)})"
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of one run.
+
+    deps: what tools get as RunContext.deps.
+    message_history: an earlier result's all_messages().
+    tool_choice: "auto"; "required": some tool first; the name of a tool: that one first; "none": no tools.
+    execute_tools: False: calls are validated and returned, none is run.
+    usage_limits: default: at most 50 requests.
+    max_tokens, temperature: instead of the agent's. seed: makes sampling repeatable.
+    """
+
+    deps: Any
+    message_history: Sequence[Message | Mapping[str, Any]] | None
+    tool_choice: str
+    execute_tools: bool
+    usage_limits: UsageLimits | None
+    max_tokens: int | None
+    temperature: float | None
+    seed: int | None
+
+
+class RunStream(Generic[OutputT]):
+    """A run in progress: an async iterator of events. `result` is there once the last one has come."""
+
+    def __init__(self, events: AsyncIterator[Event]) -> None:
+        self._events = events
+        self._result: RunResult[OutputT] | None = None
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self._events.__anext__()
+        if isinstance(event, FinalEvent):
+            self._result = event.result
+        return event
+
+    async def text(self) -> AsyncGenerator[str, None]:
+        """Only the text of the answer, piece by piece."""
+        async for event in self:
+            if isinstance(event, TextDelta):
+                yield event.text
+
+    async def finish(self) -> RunResult[OutputT]:
+        """Goes on to the end without looking at the events, and gives the result."""
+        async for _ in self:
+            continue
+        return self.result
+
+    @property
+    def result(self) -> RunResult[OutputT]:
+        """The result.
+
+        Raises:
+            InvalidOption: the run is not over.
+        """
+        if self._result is None:
+            raise InvalidOption("the run is not over, so there is no result yet; iterate to the end, or await stream.finish()")
+        return self._result
+
+
+async def _drain(plan: RunPlan) -> RunResult[Any]:
+    async with aclosing(Run(plan).events()) as events:
+        return await RunStream[Any](events).finish()
+
+
+def _chat_model(model: Any) -> ChatModel:
+    if isinstance(model, str):
+        if model.startswith(("http://", "https://")) or model.partition(":")[0] in _REMOTE:
+            raise InvalidOption(f"{model!r} names a remote server, which this version cannot use; give a local model, such as 'smollm2-135m', or any ChatModel")
+        return _local(model)
+    if isinstance(model, ChatModel):
+        return model
+    if hasattr(model, "encode_chat") and hasattr(model, "astream"):
+        return _local(model)
+    raise InvalidOption(f"the model is {type(model).__name__}; give an Engine, the name of a local model, or a ChatModel (agentkit.model)")
+
+
+def _local(engine: Any) -> ChatModel:
+    from agentkit.local_model import LocalModel
+
+    return LocalModel(engine)
+
+
+def _by_name(tools: Sequence[Any]) -> dict[str, Tool[..., Any]]:
+    named: dict[str, Tool[..., Any]] = {}
+    for target in tools:
+        tool = as_tool(target)
+        if tool.name in named:
+            raise ToolDefinitionError(f"two tools are named {tool.name!r}; give one of them another name: Tool(target, name=...)")
+        named[tool.name] = tool
+    return named
+
+
+def _calls_a_turn(parallel: bool | int) -> int:
+    if isinstance(parallel, bool):
+        return _MANY_CALLS if parallel else 1
+    return _at_least("parallel_tool_calls", parallel, 1)
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise InvalidOption(f"{name} is {value}; it must be at least {least}")
+    return value

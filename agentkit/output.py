@@ -1,0 +1,58 @@
+"""The type of an agent's final answer: its schema for the model, and the way from text to a validated value.
+
+`str` is free text; anything else is one JSON value. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any, Union
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from agentkit.errors import InvalidOption
+from agentkit.schema import JSONSchema, json_schema_of
+
+__all__ = ["OutputSpec"]
+
+
+class OutputSpec:
+    """What a final answer must be.
+
+    Args:
+        type_: str (free text), a Pydantic model, any type Pydantic validates, or a list/tuple of alternatives.
+
+    Attributes:
+        schema: JSON Schema; None for free text.
+
+    Raises:
+        InvalidOption: the type has no JSON form.
+    """
+
+    def __init__(self, type_: Any) -> None:
+        if isinstance(type_, Sequence) and not isinstance(type_, str | bytes):
+            if not type_:
+                raise InvalidOption("output_type is an empty list; give at least one type")
+            type_ = Union[tuple(type_)]  # noqa: UP007  # the members are only known now
+        self.type = type_
+        self.schema: JSONSchema | None = None
+        self._adapter: TypeAdapter[Any] | None = None
+        if type_ is str:
+            return
+        if isinstance(type_, types.FunctionType):
+            raise InvalidOption(f"output_type is the function {type_.__name__}; give a type, or pass the function among the tools")
+        try:
+            self._adapter = TypeAdapter(type_)
+            self.schema = json_schema_of(self._adapter)
+        except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as error:
+            raise InvalidOption(f"output_type {type_!r} has no JSON form: {error}") from error
+
+    def validate(self, text: str) -> Any:
+        """The value of a final answer.
+
+        Raises:
+            pydantic.ValidationError: the text is not valid.
+        """
+        return text.strip() if self._adapter is None else self._adapter.validate_json(text.strip())
