@@ -1,0 +1,179 @@
+"""From solved shapes to Builder nodes: the texts of a language of JSON values.
+
+Input: a `Solver` that has solved the root; output: one node. A type becomes a rule only where it contains itself;
+everything else is shared by hash-consing. White space and key order are settled here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from agentkit.grammars.expr import ANY, DECLARED, Builder, Extra, Field, Node
+
+from .scalars import Numbers, Strings, spell_key
+from .shapes import Array, Booleans, Null, Object
+from .solve import Final, Solver, members, spellable
+from .types import FALSE, Type
+from .witnesses import Steps
+
+Whitespace = Literal["compact", "flexible"]
+KeyOrder = Literal["declared", "any"]
+
+MAX_BLANKS = 40
+
+
+@dataclass(frozen=True)
+class Style:
+    """How values are written down."""
+
+    whitespace: Whitespace = "compact"
+    key_order: KeyOrder = "declared"
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in ("compact", "flexible"):
+            raise ValueError(f"whitespace must be 'compact' or 'flexible', not {self.whitespace!r}")
+        if self.key_order not in ("declared", "any"):
+            raise ValueError(f"key_order must be 'declared' or 'any', not {self.key_order!r}")
+
+
+class Emitter:
+    """Builds the nodes of one language in `builder`."""
+
+    def __init__(self, builder: Builder, solver: Solver, style: Style) -> None:
+        self.b = builder
+        self.solver = solver
+        self.order = DECLARED if style.key_order == "declared" else ANY
+        self.gap = self._gap() if style.whitespace == "flexible" else builder.EPSILON
+        self._nodes: dict[Type, Node] = {FALSE: builder.EMPTY}
+        self._rules: dict[Type, int] = {}
+
+    def _gap(self) -> Node:
+        """Between tokens: at most one line break, with at most 40 blanks before and 40 after it."""
+        b = self.b
+        blanks = b.repeat(b.byte_class(b" \t"), 0, MAX_BLANKS)
+        newline = b.alt(b.literal(b"\n"), b.literal(b"\r\n"))
+        return b.seq(blanks, b.optional(b.seq(newline, blanks)))
+
+    @cached_property
+    def comma(self) -> Node:
+        return self.b.seq(self.gap, self.b.literal(b","), self.gap)
+
+    # ------------------------------------------------------------------ types
+    def node(self, root: Type) -> Node:
+        """The node of a type, its members first; a type met again inside itself becomes a rule."""
+        nodes, alive = self._nodes, self.solver.alive
+        open_types: set[Type] = set()
+        stack: list[tuple[Type, bool]] = [(root, False)]
+        while stack:
+            t, ready = stack.pop()
+            if ready:
+                open_types.discard(t)
+                nodes[t] = self._close(t)
+            elif t not in nodes and t not in open_types:
+                if t not in alive:
+                    nodes[t] = self.b.EMPTY
+                    continue
+                open_types.add(t)
+                stack.append((t, True))
+                for s in self.solver.finals(t):
+                    for child in members(s):
+                        if child in open_types:
+                            self._rules.setdefault(child, -1)
+                        elif child not in nodes:
+                            stack.append((child, False))
+        return nodes[root]
+
+    def _close(self, t: Type) -> Node:
+        body = self.b.alt(*(self._shape(s) for s in self.solver.finals(t) if self.solver.holds(s)))
+        rule = self._rules.get(t)
+        if rule is None:
+            return body
+        if rule < 0:
+            rule = self._rules[t] = self.b.rule()
+        self.b.define(rule, body)
+        return self.b.call(rule)
+
+    def _member(self, t: Type) -> Node:
+        """A member's node; a call where the member is a type still being built."""
+        node = self._nodes.get(t)
+        if node is not None:
+            return node
+        if self._rules.get(t, -1) < 0:
+            self._rules[t] = self.b.rule()
+        return self.b.call(self._rules[t])
+
+    # ------------------------------------------------------------------ shapes
+    def _shape(self, s: Final) -> Node:
+        b = self.b
+        if isinstance(s, (Numbers, Strings)):
+            return s.node(b)
+        if isinstance(s, Object):
+            return self._object(s)
+        if isinstance(s, Array):
+            return self._array(s)
+        if isinstance(s, Steps):
+            return self._steps(s)
+        if isinstance(s, Booleans):
+            return b.trie(b"true" if v else b"false" for v in s.values)
+        assert isinstance(s, Null)
+        return b.literal(b"null")
+
+    def _object(self, s: Object) -> Node:
+        b = self.b
+        fields = [Field(spell_key(name), self._member(t), name in s.required) for name, t in s.fields.items() if spellable(name)]
+        extras = [Extra(f.names.key_node(b), self._member(f.type)) for f in s.extras if f.type in self.solver.alive]
+        inside = b.members(
+            fields,
+            extras,
+            order=self.order,
+            min_properties=s.lo,
+            max_properties=s.hi,
+            colon=b.seq(self.gap, b.literal(b":"), self.gap),
+            comma=b.seq(b.literal(b","), self.gap),
+            tail=self.gap,
+        )
+        return b.seq(b.literal(b"{"), self.gap, inside)
+
+    def _array(self, s: Array) -> Node:
+        """`[` and `]` around the prefix, optional from the least length on, and a counted run of the rest."""
+        b, alive = self.b, self.solver.alive
+        hi = s.hi
+        prefix = s.prefix if hi is None else s.prefix[:hi]
+        dead = next((i for i, t in enumerate(prefix) if t not in alive), None)
+        if dead is not None:
+            prefix, hi = prefix[:dead], dead
+        elif s.rest not in alive:
+            hi = len(prefix)
+        if hi == 0:
+            return self._bracketed(b.EMPTY, True)
+        item = self._member(prefix[0] if prefix else s.rest)
+        n = max(len(prefix), 1)
+        tail = b.EPSILON
+        if hi is None or hi > n:
+            tail = b.repeat(b.seq(self.comma, self._member(s.rest)), max(s.lo - n, 0), None if hi is None else hi - n)
+        for i in range(len(prefix) - 1, 0, -1):
+            tail = b.seq(self.comma, self._member(prefix[i]), tail)
+            if i >= s.lo:
+                tail = b.optional(tail)
+        return self._bracketed(b.seq(item, tail), s.lo == 0)
+
+    def _bracketed(self, items: Node, empty: bool) -> Node:
+        """`[items]` with the white space that belongs between; `[]` too if it may be empty."""
+        b = self.b
+        end = b.literal(b"]")
+        full = b.seq(items, self.gap, end)
+        return b.seq(b.literal(b"["), self.gap, b.alt(end, full) if empty else full)
+
+    def _steps(self, s: Steps) -> Node:
+        """An item automaton, from its last state to its first; loops are repeats."""
+        b = self.b
+        later: list[Node] = [b.EMPTY] * len(s.moves)  # after at least one item
+        for i in range(len(s.moves) - 1, -1, -1):
+            loops = [self._member(t) for t, to in s.moves[i] if to == i]
+            onward = [b.seq(self.comma, self._member(t), later[to]) for t, to in s.moves[i] if to != i]
+            end = b.EPSILON if s.accepting[i] else b.EMPTY
+            later[i] = b.seq(b.repeat(b.seq(self.comma, b.alt(*loops))), b.alt(end, *onward))
+        first = b.alt(*(b.seq(self._member(t), later[to]) for t, to in s.moves[0]))
+        return self._bracketed(first, s.accepting[0])

@@ -1,0 +1,223 @@
+"""From schemas to shapes: what each keyword contributes, and how they combine.
+
+Input: a `Document`; output: for any `Type` the union of shapes that it describes (`Expander.expand`). Keywords that
+act on the same value (allOf, $ref, anyOf ...) are worked out here and now; members of arrays and objects stay types
+and are expanded when asked for, so recursion through a container ends. Knows nothing of bytes or emptiness by
+recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentkit.errors import GrammarTooComplex, InvalidGrammar
+
+from agentkit.grammars.report import Report
+from . import keywords as kw
+from .document import Document, Location, escape
+from .enums import shapes_of_values
+from .logic import apply_logic
+from .members import array_shape, object_shape
+from .scalars import ANY_NUMBER, ANY_STRING, INTEGERS, numbers_from, strings_from
+from .shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape, complement, product
+from .types import ATOM, BOTH, EITHER, FALSE, TRUE, Type, Types, Value
+
+MAX_IN_PLACE = 64  # allOf/anyOf/$ref within each other without a container between
+
+_PLAIN: dict[str, tuple[Shape, ...]] = {
+    "null": (ANY_NULL,),
+    "boolean": (ANY_BOOLEAN,),
+    "number": (ANY_NUMBER,),
+    "integer": (INTEGERS,),
+    "string": (ANY_STRING,),
+    "array": (ANY_ARRAY,),
+    "object": (ANY_OBJECT,),
+}
+
+
+class InPlaceCycle(InvalidGrammar):
+    """References that lead back to themselves without a container between."""
+
+
+class Expander:
+    """Works out types of one document. `report` collects what was read."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.draft = document.draft
+        self.scope = kw.scope(document.draft, document.declared)
+        self.types = Types()
+        self.report = Report(self.scope)
+        self._depth = 0
+        self._plain = {name: self._fixed(shapes) for name, shapes in _PLAIN.items()}
+
+    def _fixed(self, shapes: tuple[Shape, ...]) -> Type:
+        made = self.types.atom(None, (id(shapes), -1))
+        made.shapes = shapes
+        return made
+
+    # ------------------------------------------------------------------ places
+    def place(self, at: Location, schema: Any, path: str) -> Type:
+        """The type of the subschema at `path` below `at` (checked to be an object or boolean by the caller)."""
+        if schema is True:
+            return TRUE
+        if schema is False:
+            return FALSE
+        return self.type_at(self.document.child(at, schema, path))
+
+    def type_at(self, at: Location) -> Type:
+        """The type of a schema; plain references are followed to their target."""
+        seen: set[int] = set()
+        while True:
+            schema = at.schema
+            if schema is True or schema is False:
+                return TRUE if schema else FALSE
+            mask = 0
+            for keyword in schema:
+                mask |= self.scope.get(keyword, 0)
+            self.report.visit(at.pointer, schema)
+            if mask & kw.REFERENCE and self.document.declared and self.draft <= kw.DRAFT_7:
+                mask = kw.REFERENCE
+                self.report.beside_reference(at.pointer)
+            if mask == 0:
+                return TRUE
+            if mask == kw.TYPE and isinstance(schema["type"], str) and schema["type"] in self._plain:
+                return self._plain[schema["type"]]
+            if mask != kw.REFERENCE:
+                return self.types.atom(at, (id(schema), id(at.resource)), mask)
+            if id(schema) in seen:
+                raise InPlaceCycle(f"{at.pointer}: this reference leads back to itself with nothing in between", pointer=at.pointer)
+            seen.add(id(schema))
+            targets = self.references(at)
+            if len(targets) > 1:
+                return self.types.atom(at, (id(schema), id(at.resource)), mask)
+            at = targets[0]
+
+    def references(self, at: Location) -> list[Location]:
+        """Targets of the reference keywords of a schema."""
+        found = [k for k in ("$ref", "$dynamicRef", "$recursiveRef") if k in at.schema and k in self.scope]
+        return [self.document.resolve(at.schema[k], at, k) for k in found]
+
+    # ------------------------------------------------------------------ types to shapes
+    def expand(self, t: Type) -> tuple[Shape, ...]:
+        """The union of shapes a type stands for, empty ones not yet found out.
+
+        Raises:
+            InvalidGrammar: malformed keywords, dangling references, references in a circle.
+            UnsupportedSchema: a keyword that cannot be enforced exactly.
+            GrammarTooComplex: too many alternatives, or in-place nesting too deep.
+        """
+        if t.shapes is not None:
+            return t.shapes
+        if t is TRUE:
+            return ANYTHING
+        if t is FALSE:
+            return ()
+        if t.busy:
+            where = pointer_of(t)
+            raise InPlaceCycle(f"{where}: this schema refers back to itself with no array or object in between", pointer=where)
+        t.busy = True
+        self._depth += 1
+        try:
+            if self._depth > MAX_IN_PLACE:
+                raise GrammarTooComplex("nesting", f"{pointer_of(t)}: allOf, anyOf, oneOf, not and $ref are nested more than {MAX_IN_PLACE} deep without an array or object between")
+            t.shapes = tuple(self._work_out(t))
+        finally:
+            t.busy = False
+            self._depth -= 1
+        return t.shapes
+
+    def _work_out(self, t: Type) -> Sequence[Shape]:
+        if t.op == BOTH:
+            shapes: Sequence[Shape] = ANYTHING
+            for part in t.parts:
+                shapes = product(shapes, self.expand(part), self.types)
+            return shapes
+        if t.op == EITHER:
+            return list(dict.fromkeys(s for part in t.parts for s in self.expand(part)))
+        if t.op == ATOM:
+            if isinstance(t.source, Value):
+                return shapes_of_values([t.source.value], t.source.pointer, self)
+            return self._schema(t.source, t.mask)
+        inner = t.parts[0]
+        return complement(self.expand(inner), self.types, pointer_of(inner), "not")
+
+    def _schema(self, at: Location, mask: int) -> Sequence[Shape]:
+        schema, pointer = at.schema, at.pointer
+        shapes: Sequence[Shape] = self._typed(at, mask)
+        if mask & kw.VALUES:
+            for keyword in ("enum", "const"):
+                if keyword in schema and keyword in self.scope:
+                    shapes = product(shapes, self._values(schema[keyword], keyword, pointer), self.types)
+        if mask & kw.REFERENCE:
+            for target in self.references(at):
+                shapes = product(shapes, self.expand(self.type_at(target)), self.types)
+        if mask & kw.LOGIC:
+            shapes = apply_logic(self, at, shapes)
+        return shapes
+
+    def _values(self, value: Any, keyword: str, pointer: str) -> Sequence[Shape]:
+        where = f"{pointer}/{keyword}"
+        if keyword == "const":
+            return shapes_of_values([value], where, self)
+        if not isinstance(value, list):
+            raise kw.malformed(pointer, keyword, value, "a list of values")
+        return shapes_of_values(value, where, self)
+
+    def _typed(self, at: Location, mask: int) -> Sequence[Shape]:
+        """`type` and the keywords that apply to one type each; without `type`, the other types stay free."""
+        schema = at.schema
+        listed = kw.type_names(schema["type"], at.pointer) if mask & kw.TYPE else kw.TYPES
+        groups = mask & (kw.NUMBER | kw.STRING | kw.ARRAY | kw.OBJECT)
+        if not groups:
+            if not mask & kw.TYPE:
+                return ANYTHING
+            return [s for name in dict.fromkeys(listed) if not (name == "integer" and "number" in listed) for s in _PLAIN[name]]
+        made: list[Shape | None] = []
+        for name in dict.fromkeys(listed):
+            group, build = _BUILDERS.get(name, (0, None))
+            if name == "integer" and "number" in listed:
+                continue
+            if build is None or not groups & group:
+                made.append(_PLAIN[name][0])
+            else:
+                made.append(build(self, at, name))
+        self._check_unused(at, groups, listed)
+        return [s for s in made if s is not None]
+
+    def _check_unused(self, at: Location, groups: int, listed: Sequence[str]) -> None:
+        """Keywords of types that `type` leaves out cannot bind, but malformed ones are told all the same."""
+        for name in kw.TYPES:
+            group, build = _BUILDERS.get(name, (0, None))
+            if build is not None and groups & group and name not in listed and not (name == "number" and "integer" in listed):
+                build(self, at, name)
+
+
+def pointer_of(t: Type) -> str:
+    """Where the first schema of a formula stands."""
+    while t.op != ATOM and t.parts:
+        t = t.parts[0]
+    return str(t.source.pointer) if t.source is not None else "#"
+
+
+_Build = Callable[[Expander, Location, str], Shape | None]
+
+
+def _numbers(x: Expander, at: Location, name: str) -> Shape | None:
+    return numbers_from(at.schema, at.pointer, integer=name == "integer")
+
+
+def _strings(x: Expander, at: Location, name: str) -> Shape | None:
+    return strings_from(at.schema, at.pointer, x.report)
+
+
+_BUILDERS: dict[str, tuple[int, _Build]] = {
+    "integer": (kw.NUMBER, _numbers),
+    "number": (kw.NUMBER, _numbers),
+    "string": (kw.STRING, _strings),
+    "array": (kw.ARRAY, lambda x, at, name: array_shape(x, at)),
+    "object": (kw.OBJECT, lambda x, at, name: object_shape(x, at)),
+}
+
+__all__ = ["Expander", "InPlaceCycle", "escape", "pointer_of"]

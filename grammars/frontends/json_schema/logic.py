@@ -1,0 +1,223 @@
+"""The keywords that combine schemas about the same value: allOf, anyOf, oneOf, not, if/then/else and dependencies.
+
+Input: a schema's place and the shapes of its other keywords; output: the shapes that meet both. Exactly-one is made
+by cutting from each branch of oneOf the branches that can hold with it. Knows nothing of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentkit.errors import InvalidGrammar
+
+from . import keywords as kw
+from .document import Location, escape
+from .scalars import Numbers, Strings
+from .shapes import ANYTHING, OBJECT, Array, Object, Shape, intersect, limit_shapes, product
+from .types import FALSE, TRUE, Type
+
+if TYPE_CHECKING:
+    from .expand import Expander
+
+LOOK_AHEAD = 4  # levels of members that the test for disjoint branches descends into
+
+
+def apply_logic(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    """The shapes that also meet the combining keywords of the schema at `at`."""
+    schema, scope = at.schema, x.scope
+    for keyword in schema:
+        rule = _RULES.get(keyword)
+        if rule is not None and keyword in scope:
+            shapes = rule(x, at, shapes)
+    return shapes
+
+
+def _branches(x: Expander, at: Location, keyword: str) -> list[Type]:
+    listed = kw.subschemas(at.schema[keyword], keyword, at.pointer)
+    return [x.place(at, s, f"/{keyword}/{i}") for i, s in enumerate(listed)]
+
+
+def _all_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    for t in _branches(x, at, "allOf"):
+        shapes = product(shapes, x.expand(t), x.types)
+    return shapes
+
+
+def _any_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    branches = _branches(x, at, "anyOf")
+    if TRUE in branches:
+        return shapes
+    union = list(dict.fromkeys(s for t in branches for s in x.expand(t)))
+    return product(shapes, union, x.types)
+
+
+def _not(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    t = x.place(at, kw.subschema(at.schema["not"], "not", at.pointer), "/not")
+    return product(shapes, x.expand(x.types.negate(t)), x.types)
+
+
+def _one_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    branches = _branches(x, at, "oneOf")
+    made = [product(shapes, x.expand(t), x.types) for t in branches]
+    rivals = _overlaps(x, made)
+    out: list[Shape] = []
+    for i, mine in enumerate(made):
+        left: Sequence[Shape] = mine
+        for j in rivals[i]:
+            left = alive(x, product(left, x.expand(x.types.negate(branches[j])), x.types))
+        out += left
+        limit_shapes(len(out))
+    return list(dict.fromkeys(out))
+
+
+def _overlaps(x: Expander, made: Sequence[Sequence[Shape]]) -> list[list[int]]:
+    """For each branch, the others that may hold together with it."""
+    n = len(made)
+    rivals: list[list[int]] = [[] for _ in range(n)]
+    if n > 1 and _tagged(x, made):
+        return rivals
+    for i in range(n):
+        for j in range(i):
+            if any(a.kind == b.kind and _meet(x, a, b) for a in made[i] for b in made[j]):
+                rivals[i].append(j)
+                rivals[j].append(i)
+    return rivals
+
+
+def _meet(x: Expander, a: Shape, b: Shape) -> bool:
+    both = intersect(a, b, x.types)
+    return both is not None and not is_dead(x, both, LOOK_AHEAD)
+
+
+def _tagged(x: Expander, made: Sequence[Sequence[Shape]]) -> bool:
+    """Whether some required property has a different constant in each branch (a discriminated union)."""
+    first = made[0][0] if made[0] else None
+    if not isinstance(first, Object) or any(not isinstance(s, Object) for shapes in made for s in shapes):
+        return False
+    for name in first.required:
+        seen: set[str] = set()
+        total = 0
+        for shapes in made:
+            mine: set[str] = set()
+            for s in shapes:
+                values = _constants(x, s, name)
+                if values is None:
+                    break
+                mine |= values
+            else:
+                total += len(mine)
+                seen |= mine
+                continue
+            break
+        else:
+            if total == len(seen):
+                return True
+    return False
+
+
+def _constants(x: Expander, s: Shape, name: str) -> frozenset[str] | None:
+    if not isinstance(s, Object) or name not in s.required:
+        return None
+    t = s.fields[name]
+    if t.busy:
+        return None
+    out: frozenset[str] = frozenset()
+    for value in x.expand(t):
+        if not isinstance(value, Strings) or value.only is None:
+            return None
+        out |= value.only
+    return out
+
+
+def is_dead(x: Expander, s: Shape, depth: int) -> bool:
+    """True only if nothing is in the shape; looks `depth` levels down and takes the rest to be possible."""
+    if isinstance(s, (Numbers, Strings)):
+        return s.is_empty()
+    if depth == 0:
+        return False
+    if isinstance(s, Object):
+        return any(_empty(x, s.fields[n], depth) for n in s.required)
+    if isinstance(s, Array):
+        if s.lo == 0:
+            return False
+        needed = s.prefix[: s.lo] + ((s.rest,) if s.lo > len(s.prefix) else ())
+        return any(_empty(x, t, depth) for t in needed)
+    return False
+
+
+def _empty(x: Expander, t: Type, depth: int) -> bool:
+    from .expand import InPlaceCycle
+
+    if t is FALSE:
+        return True
+    try:
+        return all(is_dead(x, s, depth - 1) for s in x.expand(t))
+    except InPlaceCycle:  # still being worked out further up: not known to be empty; a real circle is told when its place is expanded
+        return False
+
+
+def alive(x: Expander, shapes: Sequence[Shape]) -> list[Shape]:
+    """Without the shapes that plainly hold nothing."""
+    return [s for s in shapes if not is_dead(x, s, 2)]
+
+
+def _conditional(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    schema, pointer = at.schema, at.pointer
+    condition, *results = (x.place(at, kw.subschema(schema.get(k, True), k, pointer), "/" + k) for k in ("if", "then", "else"))
+    if results[0] is TRUE and results[1] is TRUE:
+        return shapes
+    held = x.types.both(condition, results[0])
+    failed = x.types.both(x.types.negate(condition), results[1])
+    out = [*product(shapes, x.expand(held), x.types), *product(shapes, x.expand(failed), x.types)]
+    return alive(x, out)
+
+
+def _depends(x: Expander, shapes: Sequence[Shape], name: str, then: Sequence[Shape]) -> Sequence[Shape]:
+    """Objects with the property `name` must be in `then`."""
+    others = [s for s in ANYTHING if s.kind != OBJECT]
+    present: list[Shape] = [Object({name: TRUE}, frozenset((name,)))]
+    return product(shapes, [*others, Object({name: FALSE}), *product(present, then, x.types)], x.types)
+
+
+def _dependent_required(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    return _dependencies(x, at, shapes, "dependentRequired")
+
+
+def _dependent_schemas(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    return _dependencies(x, at, shapes, "dependentSchemas")
+
+
+def _old_dependencies(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    return _dependencies(x, at, shapes, "dependencies")
+
+
+def _dependencies(x: Expander, at: Location, shapes: Sequence[Shape], keyword: str) -> Sequence[Shape]:
+    table: Any = at.schema[keyword]
+    if not isinstance(table, dict):
+        raise kw.malformed(at.pointer, keyword, table, "an object")
+    for name, wanted in table.items():
+        where = f"{keyword}/{escape(name)}"
+        if isinstance(wanted, str) and keyword == "dependencies":
+            raise InvalidGrammar(f"{at.pointer}/{where}: must be a list of names or a schema, not a string", pointer=f"{at.pointer}/{where}")
+        if keyword == "dependentRequired" or (keyword == "dependencies" and isinstance(wanted, list)):
+            others = dict.fromkeys(n for n in kw.names(wanted, where, at.pointer) if n != name)
+            if others:
+                shapes = _depends(x, shapes, name, [Object(dict.fromkeys(others, TRUE), frozenset(others))])
+        else:
+            t = x.place(at, kw.subschema(wanted, where, at.pointer), "/" + where)
+            if t is not TRUE:
+                shapes = _depends(x, shapes, name, x.expand(t))
+    return shapes
+
+
+_RULES = {
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _conditional,
+    "dependentRequired": _dependent_required,
+    "dependentSchemas": _dependent_schemas,
+    "dependencies": _old_dependencies,
+}

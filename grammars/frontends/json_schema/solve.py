@@ -1,0 +1,170 @@
+"""Which types hold any value at all, and why a schema holds none.
+
+Input: an `Expander` and a root type. All types that the root reaches are expanded (a loop, no recursion, so depth is
+no matter), then a least fixpoint finds those that some finite JSON value satisfies. Knows nothing of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
+
+from .expand import Expander, pointer_of
+from .keywords import TYPES
+from .members import describe
+from .scalars import Numbers, Strings
+from .shapes import ANYTHING, Array, Object, Shape
+from .types import ATOM, BOTH, FALSE, TRUE, Type, Value
+from .witnesses import Steps, settle, steps_of
+
+MAX_NESTING = 512  # arrays and objects within each other in the schema itself
+
+Final = Shape | Steps
+
+
+class Solver:
+    """Types with their final shapes, and the set of those that are not empty."""
+
+    def __init__(self, expander: Expander) -> None:
+        self.x = expander
+        self.order: list[Type] = []
+        self.alive: set[Type] = set()
+
+    def finals(self, t: Type) -> tuple[Final, ...]:
+        """The shapes of a type, free of conditions on some member and of shapes that are plainly empty."""
+        if t.final is None:
+            shapes = self.x.expand(t)
+            out: list[Final] = []
+            for s in shapes:
+                out += self._finish(s, t)
+            t.final = ANYTHING if len(shapes) >= len(ANYTHING) and set(ANYTHING) <= set(shapes) else tuple(out)
+        return t.final
+
+    def _finish(self, s: Shape, t: Type) -> Sequence[Final]:
+        if isinstance(s, (Numbers, Strings)):
+            return () if s.is_empty() else (s,)
+        if isinstance(s, Object) and s.some:
+            try:
+                return settle(s, self.x.types)
+            except UnsupportedSchema as e:
+                raise UnsupportedSchema(pointer_of(t), e.keyword, e.reason) from None
+        if isinstance(s, Array):
+            if s.unique and (s.hi is None or s.hi > 1):
+                s = self._unique(s, t)
+            if s.some:
+                return (steps_of(s, self.x.types),)
+        return (s,)
+
+    def _unique(self, s: Array, t: Type) -> Array:
+        if s.rest is FALSE and len(s.prefix) <= 1:
+            return s
+        raise UnsupportedSchema(pointer_of(t), "uniqueItems", "items of this kind cannot be compared while they are written")
+
+    # ------------------------------------------------------------------ reach
+    def solve(self, root: Type) -> None:
+        """Expands what `root` reaches and finds the types that are not empty.
+
+        Raises UnsatisfiableSchema if the root is empty, GrammarTooComplex past MAX_NESTING levels.
+        """
+        depth: dict[Type, int] = {root: 0}
+        queue = [root]
+        for t in queue:
+            below = depth[t] + 1
+            for s in self.finals(t):
+                for child in members(s):
+                    if child not in depth:
+                        if below > MAX_NESTING:
+                            raise GrammarTooComplex("nesting", f"{pointer_of(child)[:200]}: the schema is nested more than {MAX_NESTING} levels deep")
+                        depth[child] = below
+                        queue.append(child)
+        self.order = queue
+        changed = True
+        while changed:
+            changed = False
+            for t in reversed(queue):
+                if t not in self.alive and any(self.holds(s) for s in self.finals(t)):
+                    self.alive.add(t)
+                    changed = True
+        if root not in self.alive:
+            raise self.explain(root)
+
+    def holds(self, s: Final) -> bool:
+        """Whether a shape has a value, as far as its members are known to have one."""
+        if isinstance(s, Array):
+            return s.lo == 0 or all(s.item(i) in self.alive for i in range(min(s.lo, len(s.prefix) + 1)))
+        if isinstance(s, Steps):
+            return self._reaches_end(s)
+        if isinstance(s, Object):
+            return not self._missing(s) and self._enough(s)
+        return True
+
+    def _missing(self, s: Object) -> list[str]:
+        return [name for name in s.required if s.fields[name] not in self.alive or not spellable(name)]
+
+    def _enough(self, s: Object) -> bool:
+        """Whether `lo` properties can be had."""
+        if len(s.required) >= s.lo:
+            return True
+        usable = sum(t in self.alive for t in s.fields.values())
+        if usable >= s.lo:
+            return True
+        need = s.lo - usable
+        return any(f.type in self.alive and f.names.has_at_least(need) for f in s.extras) or (
+            sum(f.names.count_up_to(need) for f in s.extras if f.type in self.alive) >= need
+        )
+
+    def _reaches_end(self, s: Steps) -> bool:
+        good = list(s.accepting)
+        for i in range(len(good) - 1, -1, -1):
+            good[i] = good[i] or any(good[to] and t in self.alive for t, to in s.moves[i] if to != i)
+        return good[0]
+
+    # ------------------------------------------------------------------ messages
+    def explain(self, root: Type) -> UnsatisfiableSchema:
+        """The deepest contradiction that makes the root empty."""
+        t, seen = root, {root}
+        while True:
+            blame = next((c for s in self.finals(t) for c in self._needs(s) if c not in self.alive and c not in seen), None)
+            if blame is None or blame is FALSE:
+                return UnsatisfiableSchema(pointer_of(t), self._reason(t, blame))
+            seen.add(blame)
+            t = blame
+
+    def _needs(self, s: Final) -> Iterable[Type]:
+        if isinstance(s, Object):
+            return [s.fields[n] for n in s.required if s.fields[n] not in self.alive]
+        if isinstance(s, Array):
+            return [s.item(i) for i in range(min(s.lo, len(s.prefix) + 1))]
+        return ()
+
+    def _reason(self, t: Type, blame: Type | None) -> str:
+        if t is FALSE:
+            return "the schema is false"
+        parts = [p for p in (t.parts if t.op == BOTH else (t,)) if p.op == ATOM]
+        said = [describe(p.source.schema, set(self.x.scope)) for p in parts if p.source is not None and not isinstance(p.source, Value)]
+        for s in self.finals(t):
+            if isinstance(s, Object) and (names := self._missing(s)):
+                return f"the required property {names[0]!r} can have no value ({' and '.join(said)})"
+        return f"no value satisfies {' and '.join(said)}" if any(said) else "its parts contradict each other"
+
+
+def members(s: Final) -> Iterable[Type]:
+    """The types of a shape's members."""
+    if isinstance(s, Object):
+        return [*s.fields.values(), *(f.type for f in s.extras)]
+    if isinstance(s, Array):
+        if s.hi is not None and s.hi <= len(s.prefix):
+            return s.prefix[: s.hi]
+        return (*s.prefix, s.rest)
+    if isinstance(s, Steps):
+        return [t for moves in s.moves for t, _ in moves]
+    return ()
+
+
+def spellable(name: str) -> bool:
+    """Lone surrogates stand for no character, so no text carries such a name."""
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+__all__ = ["TRUE", "TYPES", "Final", "Solver", "members", "spellable"]

@@ -1,0 +1,109 @@
+"""What became of each keyword of a schema: enforced, or irrelevant because it is an annotation.
+
+Input: the schemas that a front end visited, with their JSON pointers. There is no third state: a keyword that cannot
+be enforced exactly is never reported here, it raises `UnsupportedSchema` while compiling. This module knows nothing
+of how keywords are enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["enforced", "irrelevant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One keyword at one place.
+
+    pointer: JSON pointer of the keyword itself, such as "#/properties/a/minimum".
+    keyword: its name.
+    status:  "enforced" (every output obeys it) or "irrelevant" (it says nothing about which values are valid).
+    note:    why it is irrelevant, where that is not plain.
+    """
+
+    pointer: str
+    keyword: str
+    status: Status
+    note: str = ""
+
+
+class Report:
+    """Keyword by keyword, in the order in which the schema was read. Places that nothing refers to are not listed.
+
+    Iterating yields `Entry` objects; `str()` gives a table. `report["#/properties/a/minimum"]` is one entry.
+    """
+
+    def __init__(self, binding: Mapping[str, int] | None = None) -> None:
+        self._binding = binding or {}
+        self._visited: dict[str, tuple[str, ...]] = {}
+        self._notes: dict[str, str] = {}
+        self._overridden: set[str] = set()
+        self._entries: dict[str, Entry] | None = None
+
+    def visit(self, pointer: str, schema: Mapping[str, Any]) -> None:
+        """The schema at `pointer` is part of the grammar."""
+        self._visited[pointer] = tuple(schema)
+
+    def irrelevant(self, pointer: str, note: str) -> None:
+        """The keyword at `pointer` turned out to be an annotation (an unknown format, say)."""
+        self._notes[pointer] = note
+
+    def beside_reference(self, pointer: str) -> None:
+        """Up to draft-07 a `$ref` hides all keywords beside it."""
+        self._overridden.add(pointer)
+
+    def add(self, other: Report, prefix: str = "") -> None:
+        """Takes over another report, its pointers behind `prefix` (a tool's name, say)."""
+        mine, theirs = self._table(), other._table()
+        for pointer, entry in theirs.items():
+            mine[prefix + pointer] = Entry(prefix + pointer, entry.keyword, entry.status, entry.note)
+
+    def _table(self) -> dict[str, Entry]:
+        if self._entries is None:
+            self._entries = {}
+            for place, keywords in self._visited.items():
+                for keyword in keywords:
+                    pointer = f"{place}/{keyword.replace('~', '~0').replace('/', '~1')}"
+                    status, note = self._judge(place, keyword, pointer)
+                    self._entries[pointer] = Entry(pointer, keyword, status, note)
+        return self._entries
+
+    def _judge(self, place: str, keyword: str, pointer: str) -> tuple[Status, str]:
+        if place in self._overridden and keyword != "$ref":
+            return "irrelevant", "hidden by $ref up to draft-07"
+        if pointer in self._notes:
+            return "irrelevant", self._notes[pointer]
+        return ("enforced", "") if keyword in self._binding else ("irrelevant", "")
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._table().values())
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+    def __getitem__(self, pointer: str) -> Entry:
+        return self._table()[pointer]
+
+    def __contains__(self, pointer: object) -> bool:
+        return pointer in self._table()
+
+    @property
+    def enforced(self) -> tuple[Entry, ...]:
+        return tuple(e for e in self if e.status == "enforced")
+
+    @property
+    def irrelevant_entries(self) -> tuple[Entry, ...]:
+        return tuple(e for e in self if e.status == "irrelevant")
+
+    def __str__(self) -> str:
+        if not len(self):
+            return "no keywords: any JSON value"
+        width = max(len(e.pointer) for e in self)
+        lines = [f"{e.pointer:<{width}}  {e.status}" + (f" ({e.note})" if e.note else "") for e in self]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Report: {len(self.enforced)} enforced, {len(self.irrelevant_entries)} irrelevant>"
