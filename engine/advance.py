@@ -9,6 +9,7 @@ This module knows nothing of scheduling, models or threads.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -35,15 +36,7 @@ class Advancer:
     def advance(self, request: Request, logits: Logits) -> None:
         """Decides the next token from `logits` [V] and whatever it forces; may end the request."""
         matcher = request.matcher
-        token = sample(
-            logits,
-            request.mask,
-            request.params,
-            vocab_size=self._vocab_size,
-            seed=request.seed,
-            position=request.generated,
-            seen=request.tokens if request.params.repetition_penalty != 1.0 else (),
-        )
+        token = self._choose(request, logits)
         if matcher is not None:
             matcher.accept(token)
             if matcher.is_finished:
@@ -54,6 +47,19 @@ class Advancer:
             return
         request.add([token])
         self._follow(request)
+
+    def _choose(self, request: Request, logits: Logits) -> int:
+        """Samples; a token after which the output could not be completed any more is drawn again under the guard's mask.
+
+        (Far from max_tokens the mask does not rule those out by itself; rejecting one leaves the distribution over the others.)
+        """
+        params, matcher = request.params, request.matcher
+        seen = request.tokens if params.repetition_penalty != 1.0 else ()
+        draw = partial(sample, logits, params=params, vocab_size=self._vocab_size, seed=request.seed, position=request.generated, seen=seen)
+        token = draw(mask=request.mask)
+        if matcher is not None and params.budget_guard and not matcher.fits(token, request.remaining):
+            token = draw(mask=matcher.guarded_mask(request.remaining), stream=1)
+        return token
 
     def _follow(self, request: Request) -> None:
         """After new tokens: ends the request, or adds forced tokens and sets the mask for the next one."""
@@ -81,7 +87,7 @@ class Advancer:
         budget = request.remaining
         taken: list[int] = []
         while len(taken) < budget:
-            run = matcher.forced_tokens()[: budget - len(taken)]
+            run = matcher.forced_tokens(request.tokens[len(request.prompt) :] + taken)[: budget - len(taken)]
             for token in run:
                 matcher.accept(token)
             taken += run

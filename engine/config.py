@@ -99,7 +99,7 @@ class EngineConfig:
     speculation, weights, kv: "auto", or one of SPECULATION, WEIGHTS, KV below; anything else is refused by name.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
     max_context: tokens per request (prompt and output); None: what the model was trained for.
-    threads: CPU threads of the engine; None: one per physical core this process may use.
+    threads: CPU threads of the engine; None: what torch chooses.
     max_running: requests that make progress together.             max_queue: further ones that may wait.
     step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode
         (a long prompt then delays their next token by one such chunk at most).

@@ -20,21 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import default_kv_bytes
-from agentkit.engine.models import LoadedModel, load_model
+from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.text import OutputText
-from agentkit.errors import BudgetTooSmall, ContextTooLong, GenerationTruncated
+from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ class Engine:
         kept_sequences: int = 8,
     ) -> None:
         self.config = EngineConfig(
-            model=str(model.path) if isinstance(model, LoadedModel) else str(model),
+            model=model.name if isinstance(model, LoadedModel) else str(model),
             speculation=speculation,
             weights=weights,
             kv=kv,
@@ -91,9 +89,10 @@ class Engine:
             kept_sequences=kept_sequences,
         )
         start = time.perf_counter()
-        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, cache_dir=cache_dir, progress=progress)
+        dtype = "float32" if weights == "fp32" else "auto"
+        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
         self._loaded = loaded
-        self.model_name = self.config.model
+        self.model_name = loaded.name
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
         self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
         self._scheduler = _scheduler(loaded, self.config, self._stop_ids)
@@ -206,10 +205,11 @@ class Engine:
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> list[int]:
         """Messages through the model's chat template -> token ids. Special tokens come from the template only, never from contents."""
-        ids: list[int] = self._loaded.chat_template.encode(
-            [dict(m) for m in messages], tools=None if tools is None else [dict(t) for t in tools], add_generation_prompt=add_generation_prompt
-        )
-        return ids
+        template = self._loaded.chat_template
+        if template is None:
+            raise EngineError(f"the model {self.model_name!r} has no chat template; write the prompt yourself and use generate()")
+        plain = None if tools is None else [dict(t) for t in tools]
+        return template.encode([dict(m) for m in messages], tools=plain, add_generation_prompt=add_generation_prompt)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any) -> Generation:
         """The assistant's next message; options as for `generate`."""
@@ -232,7 +232,7 @@ class Engine:
             if self._vocabulary is None:
                 tokenizer = self._loaded.tokenizer
                 width = max(self._loaded.config.vocab_size, len(tokenizer.token_bytes))
-                self._vocabulary = Vocabulary(tokenizer.token_bytes, stop_token_ids=list(self._stop_ids), width=width)
+                self._vocabulary = Vocabulary.from_tokenizer(tokenizer.raw, list(self._stop_ids), width)
             return self._vocabulary
 
     def close(self) -> None:
@@ -276,7 +276,8 @@ class Engine:
             )  # fmt: skip
         pool = self._scheduler.pool
         if pool.size(total) > pool.budget:
-            raise ContextTooLong(total, pool.budget // pool.shape.bytes_per_token, f"{total} tokens need {pool.size(total)} bytes of keys and values, but kv_bytes is {pool.budget}")
+            need = f"{total} tokens need {pool.size(total)} bytes of keys and values, but kv_bytes is {pool.budget}"
+            raise ContextTooLong(total, pool.budget // pool.shape.bytes_per_token, need)
         matcher = None
         if constraint is not None:
             matcher = constraint.grammar.matcher(self.vocabulary)
@@ -307,8 +308,6 @@ class Engine:
         return Generation(outcome.text, value, outcome.token_ids, outcome.finish_reason, usage, outcome.stop_string)
 
     def _accepts(self, constraint: Constraint, text: str) -> bool:
-        from agentkit.errors import GrammarViolation
-
         matcher = constraint.grammar.matcher(self.vocabulary)
         try:
             matcher.accept_bytes(text.encode())
@@ -319,11 +318,10 @@ class Engine:
 
 def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int]) -> Scheduler:
     """The engine's inner parts around a loaded model."""
-    first = next(loaded.model.parameters())
-    c = loaded.config
-    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, first.dtype, first.device)
-    budget = config.kv_bytes if config.kv_bytes is not None else default_kv_bytes(torch.device(first.device))
-    runner = TorchRunner(loaded.model, first.device, config.threads)
+    model, c = loaded.model, loaded.config
+    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, model.dtype, model.device)
+    budget = config.kv_bytes if config.kv_bytes is not None else default_kv_bytes(model.device)
+    runner = TorchRunner(model, model.device, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
     return Scheduler(runner, KVPool(shape, budget, config.kept_sequences), Advancer(vocab_size, stop_ids), limits)

@@ -9,7 +9,7 @@ arenas behind the same two classes. This module knows nothing of models, request
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,7 +26,7 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def bytes_per_token(self) -> int:

@@ -68,7 +68,7 @@ class EngineLoop:
         try:
             while self._wait_for_work():
                 self._scheduler.step()
-        except BaseException as failure:  # a bug of ours: nobody may wait for ever, and the next caller is told
+        except BaseException as failure:  # noqa: BLE001 - a bug of ours: nobody may wait for ever, and the next caller is told
             self._broken = failure
             error = failure
         finally:

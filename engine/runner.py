@@ -7,9 +7,9 @@ CPU or a GPU. It knows nothing of requests, grammars or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import torch
 
 from agentkit.engine.attention import SpanAttention
 from agentkit.engine.kv import KVSequence
+from agentkit.engine.models.decoder import Attend
 
 Logits = npt.NDArray[np.float32]
 
@@ -33,8 +34,7 @@ class Span:
 class Model(Protocol):
     """What a runner needs of a model."""
 
-    @property
-    def forward(self) -> Callable[..., Any]: ...
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: slice) -> torch.Tensor: ...
 
 
 class Runner(Protocol):
@@ -67,8 +67,7 @@ class TorchRunner:
         ids = torch.tensor(span.tokens, dtype=torch.long, device=self._device)  # [T]
         positions = torch.arange(start, start + count, device=self._device)  # [T]
         attend = SpanAttention(span.sequence, count)
-        logits: torch.Tensor = self._model.forward(ids, positions, attend, slice(count - span.rows, count))
-        return logits
+        return self._model.forward(ids, positions, attend, slice(count - span.rows, count))
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

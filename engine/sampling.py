@@ -20,6 +20,9 @@ from agentkit.errors import NumericalError
 Floats = npt.NDArray[np.floating]
 Ids = npt.NDArray[np.int64]
 
+NUCLEUS = 512
+"""How many of the likeliest tokens top-p looks at first; more only when they do not hold the mass."""
+
 _WORD = 0xFFFFFFFF
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
@@ -35,9 +38,9 @@ def philox(seed: int, position: int, stream: int = 0) -> tuple[int, int, int, in
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform(seed: int, position: int, stream: int = 0) -> float:
     """A number in [0, 1) with 53 random bits, for the token at `position` of the request with this seed."""
-    a, b, _, _ = philox(seed, position)
+    a, b, _, _ = philox(seed, position, stream)
     return ((a >> 5) * 67108864 + (b >> 6)) / 9007199254740992.0
 
 
@@ -83,12 +86,13 @@ def sample(
     vocab_size: int,
     seed: int = 0,
     position: int = 0,
+    stream: int = 0,
     seen: Collection[int] = (),
 ) -> int:
     """One token id.
 
     logits: float32 [V], one row.   vocab_size: ids from here on are padding.   seen: ids for the repetition penalty.
-    seed, position: the request's seed (any 64-bit integer) and the index of the token in its output.
+    seed, position, stream: the request's seed (any 64-bit integer), the index of the token in its output, and which draw for it this is.
 
     Raises NumericalError if the row has NaN or +inf, or the mask leaves nothing with a finite logit.
     """
@@ -104,24 +108,42 @@ def sample(
         raise NumericalError("every token that the mask allows has a logit of -inf; nothing can be sampled")
     if params.greedy or ids.size == 1:
         return int(ids[best])
-    return _draw(ids, kept.astype(np.float64), params, uniform(seed, position))
+    return _draw(ids, kept.astype(np.float64), params, uniform(seed, position, stream))
 
 
 def _draw(ids: Ids, logits: npt.NDArray[np.float64], params: SamplingParams, u: float) -> int:
     """Truncates the distribution over `ids` as told and inverts its cumulative sum at `u` in [0, 1)."""
     weights = np.exp((logits - logits.max()) / params.temperature)
-    if 0 < params.top_k < ids.size or params.top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")  # ties: the lower id first
-        if 0 < params.top_k < order.size:
-            order = order[: params.top_k]
-        if params.top_p < 1.0:
-            cumulative = np.cumsum(weights[order])
-            order = order[: int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1]
-        order = np.sort(order)
-        ids, weights = ids[order], weights[order]
+    if 0 < params.top_k < ids.size:
+        kept = np.sort(_heaviest(weights, params.top_k)[: params.top_k])
+        ids, weights = ids[kept], weights[kept]
+    if params.top_p < 1.0:
+        kept = np.sort(_nucleus(weights, params.top_p * weights.sum()))
+        ids, weights = ids[kept], weights[kept]
     if params.min_p > 0.0:
-        keep = weights >= params.min_p * weights.max()
-        ids, weights = ids[keep], weights[keep]
+        heavy = weights >= params.min_p * weights.max()
+        ids, weights = ids[heavy], weights[heavy]
     cumulative = np.cumsum(weights)
     at = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
     return int(ids[min(at, ids.size - 1)])
+
+
+def _heaviest(weights: npt.NDArray[np.float64], count: int) -> Ids:
+    """Places of at least the `count` largest weights, heaviest first, of equals the lower place first."""
+    if count < weights.size:
+        places = np.flatnonzero(weights >= np.partition(weights, weights.size - count)[weights.size - count])
+    else:
+        places = np.arange(weights.size)
+    order: Ids = places[np.argsort(-weights[places], kind="stable")]
+    return order
+
+
+def _nucleus(weights: npt.NDArray[np.float64], mass: float) -> Ids:
+    """Places of the fewest largest weights whose sum reaches `mass`; only as many are sorted as it takes."""
+    count = NUCLEUS
+    while True:
+        places = _heaviest(weights, count)
+        cumulative = np.cumsum(weights[places])
+        if cumulative[-1] >= mass or places.size == weights.size:
+            return places[: int(np.searchsorted(cumulative, mass)) + 1]
+        count *= 8

@@ -106,7 +106,7 @@ class Scheduler:
                 request.sequence = self.pool.acquire(request.tokens, self._capacity(request))
                 request.cached = min(request.computed, len(request.prompt))
                 self.running.append(request)
-        except Exception as error:  # whatever a grammar raises belongs to this request and reaches its caller
+        except Exception as error:  # noqa: BLE001 - whatever a grammar raises belongs to this request and reaches its caller
             self._fail(request, error)
 
     def _plan(self) -> list[tuple[Request, Span]]:
@@ -138,7 +138,7 @@ class Scheduler:
         """Runs the plan; when that fails, span by span, so that only the culprit suffers."""
         try:
             return list(self._runner.execute(spans))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - becomes the error of the request that caused it
             if len(spans) == 1:
                 return [error]
         return [result for span in spans for result in self._execute([span])]
@@ -150,7 +150,7 @@ class Scheduler:
                 raise outcome
             if outcome.shape[0]:
                 self._advancer.advance(request, outcome[-1])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return
         if request.state is State.FINISHED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from agentkit.engine.attention import SpanAttention, attend_explicit
 from agentkit.engine.kv import KVPool, KVShape
 

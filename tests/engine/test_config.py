@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from agentkit.engine.config import EngineConfig, SamplingParams, sampling_params
 
 

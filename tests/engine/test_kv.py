@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from agentkit.engine.kv import KVPool, KVSequence, KVShape, common_prefix
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=4)

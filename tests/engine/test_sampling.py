@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from agentkit.engine.advance import pack_ids
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.sampling import penalise, philox, sample, uniform, unpack_mask
@@ -29,7 +30,7 @@ def test_philox_gives_the_published_vectors() -> None:
 
 def test_uniform_is_flat_and_differs_by_seed_and_position() -> None:
     values = np.array([uniform(5, i) for i in range(20000)])
-    assert 0 <= values.min()
+    assert values.min() >= 0
     assert values.max() < 1
     assert np.abs(np.histogram(values, 10, (0, 1))[0] / 20000 - 0.1).max() < 0.01
     assert len({uniform(s, p) for s in (-1, 0, 1, 1 << 63) for p in range(50)}) == 200
@@ -66,6 +67,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     assert np.flatnonzero(draw(logits, top_p=0.45)).tolist() == [0]
     assert np.flatnonzero(draw(logits, top_p=0.79)).tolist() == [0, 1]
     assert np.flatnonzero(draw(logits, top_p=0.81)).tolist() == [0, 1, 2]
+
+
+def test_top_p_over_a_flat_distribution_looks_at_enough_tokens() -> None:
+    flat = [0.0] * 3000
+    assert np.flatnonzero(draw(flat, count=3000, top_p=0.5)).max() == 1499
+    assert np.flatnonzero(draw(flat, count=300, top_p=0.5, top_k=10)).max() <= 4
 
 
 def test_min_p_is_relative_to_the_likeliest() -> None:

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits
 from agentkit.errors import EngineBusy, EngineError
@@ -188,11 +189,12 @@ def test_an_output_without_a_choice_takes_no_forward() -> None:
     assert bench.model.calls == []
 
 
+@pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("budget", range(2, 8))
-def test_budget_guard_always_completes(budget: int) -> None:
+def test_budget_guard_always_completes(budget: int, lazy: bool) -> None:
     texts = [b"[]", b"[1]", b"[1,2]", b"[1,2,3]", b"[true]"]
     script = tokenize(b"[1,2,3]")
-    done = Bench(ScriptedDecoder(script)).complete([1], TextsMatcher(texts), max_tokens=budget)
+    done = Bench(ScriptedDecoder(script)).complete([1], TextsMatcher(texts, lazy=lazy), max_tokens=budget)
     assert done.outcome is not None
     assert done.outcome.complete
     assert done.outcome.text.encode() in texts

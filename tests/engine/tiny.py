@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
+
 from agentkit.engine.advance import Advancer, pack_ids
 from agentkit.engine.attention import attend_explicit
 from agentkit.engine.config import SamplingParams
@@ -20,7 +22,6 @@ from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.text import OutputText
 from agentkit.errors import GrammarViolation
-from torch.nn import functional
 
 TOKENS: list[bytes | None] = [bytes([b]) for b in range(256)] + [b"AB", b"C D", b"EF", b"ab", b'{"', b'":', b"true", "é".encode(), None]
 STOP = len(TOKENS) - 1
@@ -50,6 +51,7 @@ class TinyDecoder:
         hidden = heads * dim
         self.embed = torch.randn(width, hidden, generator=generator)
         self.weights = [[torch.randn(n, hidden, generator=generator) / hidden**0.5 for n in (hidden, kv * dim, kv * dim, hidden)] for _ in range(layers)]
+        self.head = torch.randn(width, hidden, generator=generator) * 3 / hidden**0.5  # logits of deviation 3: choices, not repetition
         self.calls: list[int] = []
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: slice) -> torch.Tensor:
@@ -61,7 +63,7 @@ class TinyDecoder:
             q = (normed @ wq.T).view(-1, self.heads, self.dim)
             k, v = ((normed @ w.T).view(-1, self.kv, self.dim) for w in (wk, wv))
             x = x + attend(layer, q, k, v, window=None, scale=self.dim**-0.5, softcap=self.softcap).flatten(1) @ wo.T
-        return functional.layer_norm(x[logits_for], x.shape[1:]) @ self.embed.T
+        return functional.layer_norm(x[logits_for], x.shape[1:]) @ self.head.T
 
 
 class ScriptedDecoder(TinyDecoder):
@@ -83,11 +85,11 @@ class ScriptedDecoder(TinyDecoder):
 class TextsMatcher:
     """Accepts exactly `texts`, over TOKENS. `fail_at`: raise GrammarViolation at that accept, as a broken matcher would."""
 
-    def __init__(self, texts: Iterable[bytes], *, forced: bool = True, fail_at: int | None = None) -> None:
+    def __init__(self, texts: Iterable[bytes], *, forced: bool = True, lazy: bool = True, fail_at: int | None = None) -> None:
         self.texts = frozenset(texts)
         self.so_far: list[bytes] = []
         self.is_finished = False
-        self.force, self.fail_at = forced, fail_at
+        self.force, self.lazy, self.fail_at = forced, lazy, fail_at
         self.accepts = self.masks = 0
 
     @property
@@ -108,19 +110,27 @@ class TextsMatcher:
         found = {i: n for i, b in enumerate(TOKENS) if b and (n := self._needed(self.text + b)) is not None}
         return found | ({STOP: 0} if self.is_accepting else {})
 
-    def mask(self, remaining: int | None = None) -> np.ndarray:
+    def mask(self, remaining: int | None = None, *, lazy: bool | None = None) -> np.ndarray:
         self.masks += 1
         if self.is_finished:
             return np.zeros(WIDTH // 32, np.uint32)
-        row = pack_ids(i for i, n in self._legal().items() if i == STOP or remaining is None or n <= remaining - 1)
+        slack = 2 if (self.lazy if lazy is None else lazy) else 0  # a lazy matcher only rules out near the end, as the real one does
+        row = pack_ids(i for i, n in self._legal().items() if i == STOP or remaining is None or n <= remaining - 1 + slack)
         return np.concatenate([row, np.zeros(WIDTH // 32 - row.size, np.uint32)])
+
+    def fits(self, token: int, remaining: int) -> bool:
+        return token == STOP or self._legal()[token] <= remaining - 1
+
+    def guarded_mask(self, remaining: int) -> np.ndarray:
+        return self.mask(remaining, lazy=False)
 
     def completion_tokens(self) -> int:
         needed = self._needed(self.text)
         assert needed is not None
         return needed
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, before: Sequence[int] = ()) -> list[int]:
+        assert b"".join(TOKENS[t] or b"" for t in before) == self.text
         if not self.force:
             return []
         ends = [t for t in self.texts if t.startswith(self.text)]
@@ -164,7 +174,7 @@ class Bench:
     def __init__(self, model: TinyDecoder, *, budget: int = 1 << 24, kept: int = 4, limits: Limits | None = None) -> None:
         self.model = model
         self.pool = KVPool(KVShape(model.layers, model.kv, model.dim), budget, kept)
-        self.scheduler = Scheduler(TorchRunner(model), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
+        self.scheduler = Scheduler(TorchRunner(model, threads=1), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
         self.events: dict[int, list[Any]] = {}
 
     def request(self, prompt: Sequence[int] | bytes, matcher: Any = None, seed: int = 0, **options: Any) -> Request:
