@@ -14,7 +14,7 @@ from urllib.parse import unquote, urljoin
 
 from agentkit.errors import InvalidGrammar, UnsupportedSchema
 
-from .keywords import DATA_KEYWORDS, DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020, KEYED_SUBSCHEMAS
+from .keywords import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020, KEYED_SUBSCHEMAS, SUBSCHEMAS
 
 _DRAFTS = {"04": DRAFT_4, "06": DRAFT_6, "07": DRAFT_7, "2019-09": DRAFT_2019, "2020-12": DRAFT_2020}
 
@@ -157,7 +157,7 @@ class Document:
                     table.setdefault(resource.uri, resource)
                     self._note_anchors(value, pointer, resource)
                 for key, sub in value.items():
-                    if isinstance(sub, (dict, list)) and (named or key not in DATA_KEYWORDS):
+                    if isinstance(sub, (dict, list)) and (named or key in SUBSCHEMAS or key in KEYED_SUBSCHEMAS):
                         stack.append((sub, f"{pointer}/{escape(key)}", resource, not named and key in KEYED_SUBSCHEMAS))
         self._resources = table
         return table

@@ -16,6 +16,7 @@ from agentkit.errors import GrammarTooComplex, InvalidGrammar
 from agentkit.grammars.report import Report
 from . import keywords as kw
 from .document import Document, Location, escape
+from .evaluated import enforce_unevaluated
 from .enums import shapes_of_values
 from .logic import apply_logic
 from .members import array_shape, object_shape
@@ -49,12 +50,13 @@ class Expander:
         self.scope = kw.scope(document.draft, document.declared)
         self.types = Types()
         self.report = Report(self.scope)
+        self.tracking = False  # shapes record which members were evaluated (for unevaluated*)
         self._depth = 0
         self._plain = {name: self._fixed(shapes) for name, shapes in _PLAIN.items()}
 
     def _fixed(self, shapes: tuple[Shape, ...]) -> Type:
         made = self.types.atom(None, (id(shapes), -1))
-        made.shapes = shapes
+        made.shapes = made.tracked = shapes
         return made
 
     # ------------------------------------------------------------------ places
@@ -108,8 +110,9 @@ class Expander:
             UnsupportedSchema: a keyword that cannot be enforced exactly.
             GrammarTooComplex: too many alternatives, or in-place nesting too deep.
         """
-        if t.shapes is not None:
-            return t.shapes
+        known = t.tracked if self.tracking else t.shapes
+        if known is not None:
+            return known
         if t is TRUE:
             return ANYTHING
         if t is FALSE:
@@ -122,11 +125,15 @@ class Expander:
         try:
             if self._depth > MAX_IN_PLACE:
                 raise GrammarTooComplex("nesting", f"{pointer_of(t)}: allOf, anyOf, oneOf, not and $ref are nested more than {MAX_IN_PLACE} deep without an array or object between")
-            t.shapes = tuple(self._work_out(t))
+            shapes = tuple(self._work_out(t))
         finally:
             t.busy = False
             self._depth -= 1
-        return t.shapes
+        if self.tracking:
+            t.tracked = shapes
+        else:
+            t.shapes = shapes
+        return shapes
 
     def _work_out(self, t: Type) -> Sequence[Shape]:
         if t.op == BOTH:
@@ -139,9 +146,16 @@ class Expander:
         if t.op == ATOM:
             if isinstance(t.source, Value):
                 return shapes_of_values([t.source.value], t.source.pointer, self)
-            return self._schema(t.source, t.mask)
+            return self._tracked(t.source, t.mask) if t.mask & kw.UNEVALUATED else self._schema(t.source, t.mask)
         inner = t.parts[0]
         return complement(self.expand(inner), self.types, pointer_of(inner), "not")
+
+    def _tracked(self, at: Location, mask: int) -> Sequence[Shape]:
+        before, self.tracking = self.tracking, True
+        try:
+            return enforce_unevaluated(self, at, list(self._schema(at, mask)))
+        finally:
+            self.tracking = before
 
     def _schema(self, at: Location, mask: int) -> Sequence[Shape]:
         schema, pointer = at.schema, at.pointer

@@ -14,7 +14,7 @@ from agentkit.errors import InvalidGrammar
 DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020 = range(5)
 DRAFT_NAMES = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 
-REFERENCE, TYPE, VALUES, NUMBER, STRING, ARRAY, OBJECT, LOGIC = (1 << i for i in range(8))
+REFERENCE, TYPE, VALUES, NUMBER, STRING, ARRAY, OBJECT, LOGIC, UNEVALUATED = (1 << i for i in range(9))
 
 _TABLE: dict[str, tuple[int, int, int]] = {  # keyword: (group, first draft, last draft)
     "$ref": (REFERENCE, DRAFT_4, DRAFT_2020),
@@ -35,11 +35,16 @@ _TABLE: dict[str, tuple[int, int, int]] = {  # keyword: (group, first draft, las
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "not", "dependencies"), (LOGIC, DRAFT_4, DRAFT_2020)),
     **dict.fromkeys(("if", "then", "else"), (LOGIC, DRAFT_7, DRAFT_2020)),
     **dict.fromkeys(("dependentRequired", "dependentSchemas"), (LOGIC, DRAFT_2019, DRAFT_2020)),
-    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (LOGIC, DRAFT_2019, DRAFT_2020)),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (UNEVALUATED, DRAFT_2019, DRAFT_2020)),
 }
 
 IDENTITY = frozenset({"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$defs", "definitions", "$vocabulary"})
-DATA_KEYWORDS = frozenset({"enum", "const", "default", "examples", "example"})
+SUBSCHEMAS = frozenset(
+    {
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems", "additionalItems", "contains"),
+        *("additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+    }
+)
 KEYED_SUBSCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 

@@ -46,10 +46,22 @@ def _all_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shap
 
 def _any_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
     branches = _branches(x, at, "anyOf")
+    if x.tracking:
+        return _any_combination(x, branches, shapes)
     if TRUE in branches:
         return shapes
     union = list(dict.fromkeys(s for t in branches for s in x.expand(t)))
     return product(shapes, union, x.types)
+
+
+def _any_combination(x: Expander, branches: list[Type], shapes: Sequence[Shape]) -> Sequence[Shape]:
+    """anyOf while evaluated members are tracked: every combination of branches that can hold together."""
+    taken: list[Shape] = []
+    for t in branches:
+        mine = x.expand(t)
+        taken += alive(x, [*product(taken, mine, x.types), *product(shapes, mine, x.types)])
+        limit_shapes(len(taken))
+    return list(dict.fromkeys(taken))
 
 
 def _not(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
@@ -166,7 +178,7 @@ def _conditional(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence
     schema, pointer = at.schema, at.pointer
     condition, *results = (x.place(at, kw.subschema(schema.get(k, True), k, pointer), "/" + k) for k in ("if", "then", "else"))
     if results[0] is TRUE and results[1] is TRUE:
-        return shapes
+        return [*product(shapes, x.expand(condition), x.types), *shapes] if x.tracking else shapes
     held = x.types.both(condition, results[0])
     failed = x.types.both(x.types.negate(condition), results[1])
     out = [*product(shapes, x.expand(held), x.types), *product(shapes, x.expand(failed), x.types)]

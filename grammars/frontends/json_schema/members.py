@@ -6,12 +6,14 @@ patterns that overlap are cut into disjoint families of names. Knows nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
 
 from . import keywords as kw
 from .document import Location, escape
+from .evaluated import SeenItems, SeenKeys
 from .scalars import ANY_STRING, STRING, Strings, strings_matching
 from .shapes import EVERYTHING, MAX_FAMILIES, NOTHING, Array, Contains, Family, Object, Shape, family_of, refine
 from .types import FALSE, TRUE, Type
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 def array_shape(x: Expander, at: Location) -> Shape | None:
     """prefixItems, items (a list too), additionalItems, min/maxItems, contains, uniqueItems."""
     schema, pointer = at.schema, at.pointer
-    prefix, rest = _items(x, at)
+    prefix, rest, every = _items(x, at)
+    seen = SeenItems(every, len(prefix)) if x.tracking else None
     lo, hi = kw.count(schema, "minItems", pointer) or 0, kw.count(schema, "maxItems", pointer)
     some: tuple[Contains, ...] = ()
     if "contains" in schema and "contains" in x.scope:
         member = x.place(at, kw.subschema(schema["contains"], "contains", pointer), "/contains")
+        if seen is not None and x.draft >= kw.DRAFT_2020:
+            seen = seen._replace(types=(member,))
         least = kw.count(schema, "minContains", pointer) if "minContains" in x.scope else None
         most = kw.count(schema, "maxContains", pointer) if "maxContains" in x.scope else None
         least = 1 if least is None else least
@@ -40,10 +45,11 @@ def array_shape(x: Expander, at: Location) -> Shape | None:
         raise kw.malformed(pointer, "uniqueItems", unique, "true or false")
     if hi is not None and lo > hi:
         return None
-    return Array(prefix, rest, lo, hi, some, unique)
+    return Array(prefix, rest, lo, hi, some, unique, seen)
 
 
-def _items(x: Expander, at: Location) -> tuple[tuple[Type, ...], Type]:
+def _items(x: Expander, at: Location) -> tuple[tuple[Type, ...], Type, bool]:
+    """The types of the first items and of the others, and whether a keyword has looked at those."""
     schema, pointer = at.schema, at.pointer
     items = schema.get("items", True)
     first, then = "prefixItems", "items"
@@ -55,10 +61,10 @@ def _items(x: Expander, at: Location) -> tuple[tuple[Type, ...], Type]:
     if first in schema and first in x.scope:
         listed = kw.subschemas(schema[first], first, pointer, empty=True)
         prefix = tuple(x.place(at, s, f"/{first}/{i}") for i, s in enumerate(listed))
-    rest = TRUE
-    if then in schema and (then in x.scope or first == "items"):
+    rest, every = TRUE, then in schema and (then in x.scope or first == "items")
+    if every:
         rest = x.place(at, kw.subschema(schema[then], then, pointer), f"/{then}")
-    return prefix, rest
+    return prefix, rest, every
 
 
 def object_shape(x: Expander, at: Location) -> Shape | None:
@@ -82,7 +88,12 @@ def object_shape(x: Expander, at: Location) -> Shape | None:
     lo, hi = kw.count(schema, "minProperties", pointer) or 0, kw.count(schema, "maxProperties", pointer)
     if (hi is not None and max(lo, len(required)) > hi) or any(fields[name] is FALSE for name in required):
         return None
-    return Object(fields, frozenset(required), extras, lo, hi)
+    return Object(fields, frozenset(required), extras, lo, hi, seen=_seen_keys(schema, pointer) if x.tracking else None)
+
+
+def _seen_keys(schema: dict[str, Any], pointer: str) -> SeenKeys:
+    families = tuple(strings_matching(p, pointer, "patternProperties") for p in schema.get("patternProperties", {}))
+    return SeenKeys("additionalProperties" in schema, frozenset(schema.get("properties", {})), families)
 
 
 def _patterns(x: Expander, at: Location, fields: dict[str, Type], additional: Type) -> tuple[Family, ...]:
@@ -95,22 +106,24 @@ def _patterns(x: Expander, at: Location, fields: dict[str, Type], additional: Ty
         for names, t in patterns:
             if names.contains(name):
                 fields[name] = x.types.both(fields[name], t)
+    pieces = cut(patterns, at.pointer, x.types.both)
+    return refine([(names, additional if t is None else t) for names, t in pieces], fields)
+
+
+def cut(patterns: Sequence[tuple[Strings, Type]], pointer: str, join: Callable[[Type, Type], Type]) -> list[tuple[Strings, Type | None]]:
+    """All strings in disjoint families, each with the types of the patterns it is under joined (None: it is under none)."""
     pieces: list[tuple[Strings, Type | None]] = [(ANY_STRING, None)]
     for names, t in patterns:
-        cut: list[tuple[Strings, Type | None]] = []
+        parts: list[tuple[Strings, Type | None]] = []
         for piece, under in pieces:
             inside = piece.intersect(names)
             if inside is not None and not inside.is_empty():
-                cut.append((inside, t if under is None else x.types.both(under, t)))
-            cut += [(p, under) for p in _minus(piece, names, at.pointer) if not p.is_empty()]
-        if len(cut) > MAX_FAMILIES:
-            raise GrammarTooComplex("key families", f"{at.pointer}/patternProperties: these patterns overlap in more than {MAX_FAMILIES} ways")
-        pieces = cut
-    return refine([(p, additional if under is None else under) for p, under in _merged(pieces)], fields)
-
-
-def _merged(pieces: list[tuple[Strings, Type | None]]) -> list[tuple[Strings, Type | None]]:
-    return [p for p in pieces if p[0].only is None or p[0].only]
+                parts.append((inside, t if under is None else join(under, t)))
+            parts += [(p, under) for p in _minus(piece, names, pointer) if not p.is_empty()]
+        if len(parts) > MAX_FAMILIES:
+            raise GrammarTooComplex("key families", f"{pointer}/patternProperties: these patterns overlap in more than {MAX_FAMILIES} ways")
+        pieces = parts
+    return pieces
 
 
 def _minus(piece: Strings, names: Strings, pointer: str) -> list[Strings]:

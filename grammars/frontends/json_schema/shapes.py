@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
 
 from .scalars import ANY_NUMBER, ANY_STRING, NUMBER, STRING, Numbers, Strings
 from .types import FALSE, TRUE, Type, Types
+
+if TYPE_CHECKING:
+    from .evaluated import SeenItems, SeenKeys
+
+_T = TypeVar("_T")
 
 NULL, BOOLEAN, ARRAY, OBJECT = "null", "boolean", "array", "object"
 KINDS = (NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT)
@@ -48,13 +53,20 @@ class Contains(NamedTuple):
 
 
 class Array:
-    """Items `prefix` one by one, `rest` after them; `lo` to `hi` in all; `some`: conditions on their number; `unique`: no two equal."""
+    """Items `prefix` one by one, `rest` after them; `lo` to `hi` in all; `some`: conditions on their number; `unique`: no two equal; `seen`: see evaluated.py."""
 
-    __slots__ = ("prefix", "rest", "lo", "hi", "some", "unique")
+    __slots__ = ("prefix", "rest", "lo", "hi", "some", "unique", "seen")
     kind = ARRAY
 
     def __init__(
-        self, prefix: tuple[Type, ...] = (), rest: Type = TRUE, lo: int = 0, hi: int | None = None, some: tuple[Contains, ...] = (), unique: bool = False
+        self,
+        prefix: tuple[Type, ...] = (),
+        rest: Type = TRUE,
+        lo: int = 0,
+        hi: int | None = None,
+        some: tuple[Contains, ...] = (),
+        unique: bool = False,
+        seen: SeenItems | None = None,
     ) -> None:
         self.prefix = prefix
         self.rest = rest
@@ -62,6 +74,7 @@ class Array:
         self.hi = hi
         self.some = some
         self.unique = unique
+        self.seen = seen
 
     def item(self, i: int) -> Type:
         return self.prefix[i] if i < len(self.prefix) else self.rest
@@ -87,9 +100,9 @@ NOTHING = (Family(ANY_STRING, FALSE),)
 
 
 class Object:
-    """Declared `fields`, families of other names (a partition of all strings), the `required` names, `lo` to `hi` properties in all."""
+    """Declared `fields`, families of other names (a partition of all strings), the `required` names, `lo` to `hi` properties in all; `seen`: see evaluated.py."""
 
-    __slots__ = ("fields", "required", "extras", "lo", "hi", "some")
+    __slots__ = ("fields", "required", "extras", "lo", "hi", "some", "seen")
     kind = OBJECT
 
     def __init__(
@@ -100,6 +113,7 @@ class Object:
         lo: int = 0,
         hi: int | None = None,
         some: tuple[Exists, ...] = (),
+        seen: SeenKeys | None = None,
     ) -> None:
         self.fields = fields
         self.required = required
@@ -107,6 +121,7 @@ class Object:
         self.lo = lo
         self.hi = hi
         self.some = some
+        self.seen = seen
 
     def member(self, name: str) -> Type:
         """What a value under `name` has to satisfy."""
@@ -169,7 +184,7 @@ def _both_arrays(a: Array, b: Array, types: Types) -> Array | None:
     if hi is not None and lo > hi:
         return None
     prefix = tuple(types.both(a.item(i), b.item(i)) for i in range(n))
-    return Array(prefix, types.both(a.rest, b.rest), lo, hi, tuple(dict.fromkeys(a.some + b.some)), a.unique or b.unique)
+    return Array(prefix, types.both(a.rest, b.rest), lo, hi, _union(a.some, b.some), a.unique or b.unique, _seen(a.seen, b.seen))
 
 
 def _both_objects(a: Object, b: Object, types: Types) -> Object | None:
@@ -186,7 +201,15 @@ def _both_objects(a: Object, b: Object, types: Types) -> Object | None:
     for name in required:
         if (fields[name] if name in fields else family_of(name, extras)) is FALSE:
             return None
-    return Object(fields, required, extras, lo, hi, tuple(dict.fromkeys(a.some + b.some)))
+    return Object(fields, required, extras, lo, hi, _union(a.some, b.some), _seen(a.seen, b.seen))
+
+
+def _union(a: tuple[_T, ...], b: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(a + b)) if a and b else a or b
+
+
+def _seen(a: Any, b: Any) -> Any:
+    return a | b if a is not None and b is not None else b if a is None else a
 
 
 def _both_extras(a: tuple[Family, ...], b: tuple[Family, ...], fields: dict[str, Type], types: Types) -> tuple[Family, ...]:
@@ -273,13 +296,13 @@ def _outside_array(a: Array, types: Types, pointer: str, keyword: str) -> list[S
 
 
 def _outside_object(o: Object, types: Types) -> list[Shape]:
-    out: list[Shape] = [Object({name: FALSE}) for name in sorted(o.required)]
+    out: list[Shape] = [Object({name: types.negate(o.fields[name])}) for name in o.fields if name in o.required]  # absent, or of another kind
     if o.lo > 0:
         out.append(Object({}, hi=o.lo - 1))
     if o.hi is not None:
         out.append(Object({}, lo=o.hi + 1))
     for name, t in o.fields.items():
-        if t is not TRUE:
+        if t is not TRUE and name not in o.required:
             out.append(Object({name: types.negate(t)}, frozenset((name,))))
     declared = frozenset(o.fields)
     for family in o.extras:

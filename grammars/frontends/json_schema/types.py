@@ -24,7 +24,7 @@ class Type:
     source: of an ATOM, the Location of a schema, or a `Value`
     """
 
-    __slots__ = ("op", "parts", "source", "mask", "opposite", "shapes", "busy", "final")
+    __slots__ = ("op", "parts", "source", "mask", "opposite", "shapes", "busy", "final", "tracked")
 
     def __init__(self, op: int, parts: tuple[Type, ...] = (), source: Any = None, mask: int = 0) -> None:
         self.op = op
@@ -33,6 +33,7 @@ class Type:
         self.mask = mask
         self.opposite: Type | None = None
         self.shapes: tuple[Any, ...] | None = None
+        self.tracked: tuple[Any, ...] | None = None
         self.busy = False
         self.final: tuple[Any, ...] | None = None
 
