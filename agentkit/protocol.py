@@ -210,7 +210,8 @@ def call_text(name: str, arguments: str) -> str:
 
 def tool_line(tool: ToolSpec) -> str:
     """A tool as one line of JSON for the prompt."""
-    return compact({"name": tool.name, "description": tool.description, "parameters": shown_schema(tool.parameters)})
+    described = {"description": tool.description} if tool.description else {}
+    return compact({"name": tool.name, **described, "parameters": shown_schema(tool.parameters)})
 
 
 def compact(value: Any) -> str:
@@ -222,13 +223,13 @@ _UNSHOWN = frozenset({"additionalProperties", "maxLength", "minLength", "maxItem
 
 
 def shown_schema(schema: Any) -> Any:
-    """A schema as the prompt shows it: closed objects and size bounds, which the grammar enforces anyway, cost tokens and say little."""
+    """A schema as the prompt shows it. Closed objects and size bounds, which the grammar enforces anyway, cost tokens and say little."""
     if isinstance(schema, list):
         return [shown_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     shown: dict[str, Any] = {}
-    for key, value in schema.items():
+    for key, value in sorted(schema.items(), key=lambda item: item[0] != "type"):  # type first, as models have seen schemas
         if key in _UNSHOWN and (key != "additionalProperties" or value is False):
             continue
         if key in ("properties", "$defs", "patternProperties"):
