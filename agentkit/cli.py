@@ -49,6 +49,16 @@ def version() -> None:
             typer.echo(f"{name} is not installed")
 
 
+@app.command()
+def warmup(
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also run this model once (it is fetched if need be).")] = None,
+) -> None:
+    """Compile the kernels ahead of the first use."""
+    from agentkit.warmup import warm_up
+
+    warm_up(model)
+
+
 @models.command("pull")
 def pull_model(name: ModelName) -> None:
     """Fetch a model into the cache (nothing happens if it is there) and print its folder."""
