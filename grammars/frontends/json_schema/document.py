@@ -1,7 +1,8 @@
 """Places in a JSON Schema document and the references between them.
 
 Input: the schema as parsed JSON. A `Location` is one schema in it, with the JSON pointer that messages name and the
-resource (`$id`) that its references are relative to. This module resolves `$ref`, `$id`, `$anchor` and the dynamic
+resource (`$id`) that its references are relative to, and the resources that evaluation has come through as far as dynamic
+references can tell (`scope`, outermost first). This module resolves `$ref`, `$id`, `$anchor` and the dynamic
 references as far as one document decides them; it knows nothing of what the other keywords mean, and never fetches.
 Spec: JSON Schema 2020-12 core, sections 8 and 9; RFC 6901 (pointers); RFC 3986 (URIs).
 """
@@ -32,11 +33,17 @@ class Resource:
 
 @dataclass(eq=False, slots=True)
 class Location:
-    """One schema of the document: its JSON, its pointer from the document's root, and the resource it belongs to."""
+    """One schema of the document: its JSON, its pointer from the document's root, its resource, and its dynamic scope."""
 
     schema: Any
     pointer: str
     resource: Resource
+    scope: tuple[Resource, ...] = ()
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Equal for locations that mean the same: the schema, and the dynamic scope where that matters (else the resource)."""
+        return id(self.schema), id(self.scope or self.resource)
 
 
 def escape(segment: str) -> str:
@@ -56,6 +63,8 @@ class Document:
         uri = _identity(schema, self._id)
         self.root = Location(schema, "#", Resource(uri.partition("#")[0] if uri else "", schema, "#"))
         self._resources: dict[str, Resource] | None = None
+        self._has_dynamic = False
+        self._scopes: dict[tuple[Resource, ...], tuple[Resource, ...]] = {}
         self._by_schema: dict[int, Resource] = {id(schema): self.root.resource}
 
     def child(self, at: Location, schema: Any, path: str) -> Location:
@@ -63,21 +72,32 @@ class Document:
         resource = at.resource
         if isinstance(schema, dict) and self._id in schema:
             resource = self._resource(schema, at.pointer + path, resource)
-        return Location(schema, at.pointer + path, resource)
+            if resource is not at.resource:
+                return Location(schema, at.pointer + path, resource, self._enter(at.scope, at.resource, resource))
+        return Location(schema, at.pointer + path, resource, at.scope)
+
+    def _enter(self, scope: tuple[Resource, ...], old: Resource, new: Resource) -> tuple[Resource, ...]:
+        """The dynamic scope after going from one resource to another; () as long as no dynamic reference could tell."""
+        self._index()
+        if not self._has_dynamic:
+            return ()
+        grown = tuple(dict.fromkeys((*(scope or (old,)), new)))
+        return self._scopes.setdefault(grown, grown)
 
     def resolve(self, ref: Any, at: Location, keyword: str = "$ref") -> Location:
         """Where a reference leads.
 
         Raises:
             InvalidGrammar: not a string, or nothing is there.
-            UnsupportedSchema: it leads out of the document, or depends on the dynamic scope.
+            UnsupportedSchema: it leads out of the document.
         """
         if not isinstance(ref, str):
             raise InvalidGrammar(f"{at.pointer}/{keyword}: a reference is a string, not {ref!r}", pointer=at.pointer)
         target = self._lookup(ref, at, keyword)
         if keyword != "$ref":
-            self._check_dynamic(ref, at, keyword, target)
-        return target
+            target = self._dynamic(ref, at, keyword, target)
+        scope = at.scope if target.resource is at.resource else self._enter(at.scope, at.resource, target.resource)
+        return Location(target.schema, target.pointer, target.resource, scope)
 
     def _lookup(self, ref: str, at: Location, keyword: str) -> Location:
         uri, _, fragment = ref.partition("#")
@@ -115,19 +135,14 @@ class Document:
             raise InvalidGrammar(f"{at.pointer}/$ref: {ref!r} leads to {type(value).__name__}, which is no schema", pointer=at.pointer)
         return Location(value, pointer, here)
 
-    def _check_dynamic(self, ref: str, at: Location, keyword: str, target: Location) -> None:
-        """Dynamic references equal plain ones unless several resources offer the same dynamic anchor."""
-        resources = set(map(id, (r := self._index()).values()))
-        found = [x for x in {id(x): x for x in r.values()}.values() if id(x) in resources]
-        if keyword == "$recursiveRef":
-            rivals = [x for x in found if isinstance(x.schema, dict) and x.schema.get("$recursiveAnchor") is True]
-            dynamic = target.resource in rivals
-        else:
-            name = ref.partition("#")[2]
-            rivals = [x for x in found if name in x.dynamic]
-            dynamic = name in target.resource.dynamic
-        if dynamic and len(rivals) > 1:
-            raise UnsupportedSchema(at.pointer, keyword, "several embedded resources define this dynamic anchor, so its target depends on the path of evaluation")
+    def _dynamic(self, ref: str, at: Location, keyword: str, target: Location) -> Location:
+        """The outermost resource of the dynamic scope that offers the same dynamic anchor, if the plain target is one."""
+        self._index()
+        name = "" if keyword == "$recursiveRef" else ref.partition("#")[2]
+        if name not in target.resource.dynamic:
+            return target
+        outermost = next((r for r in at.scope or (at.resource,) if name in r.dynamic), target.resource)
+        return outermost.anchors[name] if name else Location(outermost.schema, outermost.pointer, outermost)
 
     def _resource(self, schema: dict[str, Any], pointer: str, parent: Resource) -> Resource:
         known = self._by_schema.get(id(schema))
@@ -156,6 +171,7 @@ class Document:
                     resource = self._resource(value, pointer, resource) if self._id in value else resource
                     table.setdefault(resource.uri, resource)
                     self._note_anchors(value, pointer, resource)
+                    self._has_dynamic |= "$dynamicRef" in value or "$recursiveRef" in value
                 for key, sub in value.items():
                     if isinstance(sub, (dict, list)) and (named or key in SUBSCHEMAS or key in KEYED_SUBSCHEMAS):
                         stack.append((sub, f"{pointer}/{escape(key)}", resource, not named and key in KEYED_SUBSCHEMAS))
@@ -169,6 +185,8 @@ class Document:
                 resource.anchors.setdefault(name, Location(schema, pointer, resource))
                 if keyword == "$dynamicAnchor":
                     resource.dynamic.add(name)
+        if schema is resource.schema and schema.get("$recursiveAnchor") is True:
+            resource.dynamic.add("")
         own = schema.get(self._id)
         if self.draft <= DRAFT_7 and isinstance(own, str) and "#" in own and own[-1] != "#":
             resource.anchors.setdefault(own.partition("#")[2], Location(schema, pointer, resource))

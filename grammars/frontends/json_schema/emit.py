@@ -16,6 +16,7 @@ from .scalars import Numbers, Strings, spell_key
 from .shapes import Array, Booleans, Null, Object
 from .solve import Final, Solver, members, spellable
 from .types import FALSE, Type
+from .unique import Distinct
 from .witnesses import Steps
 
 Whitespace = Literal["compact", "flexible"]
@@ -115,6 +116,8 @@ class Emitter:
             return self._array(s)
         if isinstance(s, Steps):
             return self._steps(s)
+        if isinstance(s, Distinct):
+            return self._distinct(s)
         if isinstance(s, Booleans):
             return b.trie(b"true" if v else b"false" for v in s.values)
         assert isinstance(s, Null)
@@ -165,6 +168,24 @@ class Emitter:
         end = b.literal(b"]")
         full = b.seq(items, self.gap, end)
         return b.seq(b.literal(b"["), self.gap, b.alt(end, full) if empty else full)
+
+    def _distinct(self, s: Distinct) -> Node:
+        """Different strings: the inside of an object that has keys only, closed by a bracket."""
+        b = self.b
+        names = [Field(spell_key(name), b.EPSILON) for name in s.names() if spellable(name)]
+        others = b.alt(*(x.key_node(b) for x in s.sets if x.only is None))
+        inside = b.members(
+            names,
+            [Extra(others, b.EPSILON)],
+            order=ANY,
+            min_properties=s.lo,
+            max_properties=s.hi,
+            colon=b.EPSILON,
+            comma=b.seq(b.literal(b","), self.gap),
+            tail=self.gap,
+            close=b.literal(b"]"),
+        )
+        return b.seq(b.literal(b"["), self.gap, inside)
 
     def _steps(self, s: Steps) -> Node:
         """An item automaton, from its last state to its first; loops are repeats."""

@@ -70,7 +70,7 @@ class Expander:
 
     def type_at(self, at: Location) -> Type:
         """The type of a schema; plain references are followed to their target."""
-        seen: set[int] = set()
+        seen: set[tuple[int, int]] = set()
         while True:
             schema = at.schema
             if schema is True or schema is False:
@@ -87,13 +87,13 @@ class Expander:
             if mask == kw.TYPE and isinstance(schema["type"], str) and schema["type"] in self._plain:
                 return self._plain[schema["type"]]
             if mask != kw.REFERENCE:
-                return self.types.atom(at, (id(schema), id(at.resource)), mask)
-            if id(schema) in seen:
+                return self.types.atom(at, at.key, mask)
+            if at.key in seen:
                 raise InPlaceCycle(f"{at.pointer}: this reference leads back to itself with nothing in between", pointer=at.pointer)
-            seen.add(id(schema))
+            seen.add(at.key)
             targets = self.references(at)
             if len(targets) > 1:
-                return self.types.atom(at, (id(schema), id(at.resource)), mask)
+                return self.types.atom(at, at.key, mask)
             at = targets[0]
 
     def references(self, at: Location) -> list[Location]:

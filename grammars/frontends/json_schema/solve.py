@@ -16,11 +16,12 @@ from .members import describe
 from .scalars import Numbers, Strings
 from .shapes import ANYTHING, Array, Object, Shape
 from .types import ATOM, BOTH, FALSE, TRUE, Type, Value
+from .unique import Distinct, distinct
 from .witnesses import Steps, settle, steps_of
 
 MAX_NESTING = 512  # arrays and objects within each other in the schema itself
 
-Final = Shape | Steps
+Final = Shape | Steps | Distinct
 
 
 class Solver:
@@ -50,15 +51,17 @@ class Solver:
             except UnsupportedSchema as e:
                 raise UnsupportedSchema(pointer_of(t), e.keyword, e.reason) from None
         if isinstance(s, Array):
-            if s.unique and (s.hi is None or s.hi > 1):
-                s = self._unique(s, t)
+            if s.unique and (s.hi is None or s.hi > 1) and not (s.rest is FALSE and len(s.prefix) <= 1):
+                return (self._unique(s, t),)
             if s.some:
                 return (steps_of(s, self.x.types),)
         return (s,)
 
-    def _unique(self, s: Array, t: Type) -> Array:
-        if s.rest is FALSE and len(s.prefix) <= 1:
-            return s
+    def _unique(self, s: Array, t: Type) -> Final:
+        if not s.some and all(p is s.rest for p in s.prefix):
+            made = distinct(s, self.finals(s.rest), self.x.types)
+            if made is not None:
+                return made
         raise UnsupportedSchema(pointer_of(t), "uniqueItems", "items of this kind cannot be compared while they are written")
 
     # ------------------------------------------------------------------ reach
@@ -95,6 +98,9 @@ class Solver:
             return s.lo == 0 or all(s.item(i) in self.alive for i in range(min(s.lo, len(s.prefix) + 1)))
         if isinstance(s, Steps):
             return self._reaches_end(s)
+        if isinstance(s, Distinct):
+            usable = sum(map(spellable, s.names()))
+            return usable + sum(x.count_up_to(s.lo - usable) for x in s.sets if x.only is None and usable < s.lo) >= s.lo
         if isinstance(s, Object):
             return not self._missing(s) and self._enough(s)
         return True
@@ -110,9 +116,7 @@ class Solver:
         if usable >= s.lo:
             return True
         need = s.lo - usable
-        return any(f.type in self.alive and f.names.has_at_least(need) for f in s.extras) or (
-            sum(f.names.count_up_to(need) for f in s.extras if f.type in self.alive) >= need
-        )
+        return sum(f.names.count_up_to(need) for f in s.extras if f.type in self.alive) >= need
 
     def _reaches_end(self, s: Steps) -> bool:
         good = list(s.accepting)
