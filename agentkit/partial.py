@@ -1,7 +1,8 @@
 """The partial form of a Pydantic model: what can be known of it while its JSON is still being written.
 
-`Partial(Model)` is a model with the same fields, each optional and each nested model partial too; a field whose value has
-not begun, or does not satisfy its type yet, is None. Models that refer to themselves are fine.
+`Partial(Model)` is a model with the same fields, each optional and each nested model partial too. A field whose value has
+not begun, or does not fit its type yet, is None; bounds and validators are left to the whole model, once there is one.
+Models that refer to themselves are fine.
 Input: a model class, or a prefix of JSON text. Knows nothing of streams.
 """
 

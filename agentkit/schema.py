@@ -48,9 +48,6 @@ class _Generator(GenerateJsonSchema):
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
         return _closed(super().dataclass_schema(schema))
 
-    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        return {key: value for key, value in super().enum_schema(schema).items() if key != "title"}
-
 
 def _closed(schema: JsonSchemaValue, explicit_title: bool = False) -> JsonSchemaValue:
     if not explicit_title:
@@ -144,8 +141,15 @@ def _resolve(schema: JSONSchema) -> JSONSchema:
         kept = {name: body for name, body in schema.pop("$defs").items() if f"#/$defs/{name}" in used}
         if kept:
             schema["$defs"] = kept
-    _visit(schema, lambda part: part.pop("discriminator", None))
+    _visit(schema, _drop_noise)
     return schema
+
+
+def _drop_noise(part: dict[str, Any]) -> None:
+    """`discriminator` is OpenAPI's, and points at definitions that may be gone; the title of an enum is its class's name."""
+    part.pop("discriminator", None)
+    if "enum" in part or "const" in part:
+        part.pop("title", None)
 
 
 def _inline(schema: Any, definitions: dict[str, Any], inlined: Callable[[str], bool]) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
@@ -26,6 +26,7 @@ from typing_extensions import is_typeddict
 from agentkit.annotations import resolve_annotations
 from agentkit.context import RunContext
 from agentkit.errors import ToolDefinitionError
+from agentkit.schema import JSONSchema, json_schema_of
 
 __all__ = ["CallPlan", "ToolArguments", "call_plan"]
 
@@ -54,12 +55,13 @@ _RESERVED = frozenset(dir(ToolArguments)) | {"model_config", "model_fields", "mo
 class CallPlan:
     """How to call a function with validated arguments.
 
-    arguments: the model; its schema has the parameters' own names.
+    arguments: the model. schema: its JSON Schema, with the parameters' own names.
     parameters: (parameter, field name in the model), in the order of the signature, injected one left out.
     context: name of the RunContext parameter, or None.
     """
 
     arguments: type[BaseModel]
+    schema: JSONSchema
     parameters: tuple[tuple[Parameter, str], ...]
     context: str | None
     signature: inspect.Signature
@@ -136,13 +138,14 @@ def _unpack_typed_dict(signature: inspect.Signature, annotations: dict[str, Any]
     if last is None or len(inner) != 1 or not is_typeddict(inner[0]):
         return signature, annotations
     hints = typing.get_type_hints(inner[0], include_extras=True)
-    required: frozenset[str] = inner[0].__required_keys__
     parameters = [p for p in signature.parameters.values() if p is not last]
     for key, hint in hints.items():
-        if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+        marker = typing.get_origin(hint)  # __required_keys__ misses markers in annotations that are strings
+        required = marker is typing.Required or (marker is not typing.NotRequired and key in inner[0].__required_keys__)
+        if marker in (typing.Required, typing.NotRequired):
             hint = typing.get_args(hint)[0]
         annotations = {**annotations, key: hint}
-        default = Parameter.empty if key in required else Field(default=None, json_schema_extra=_without_default)
+        default = Parameter.empty if required else Field(default=None, json_schema_extra=_without_default)
         parameters.append(Parameter(key, Parameter.KEYWORD_ONLY, default=default))
     return signature.replace(parameters=parameters), annotations
 
@@ -180,10 +183,10 @@ def _build(
         plan.append((parameter, field_name))
     try:
         model = create_model(f"{name}_arguments", __base__=base, __module__=__name__, **fields)
-        TypeAdapter(model).json_schema()
+        schema = json_schema_of(model)
     except (PydanticUserError, PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeError, NameError) as error:
         raise _definition_error(name, shown, annotations, error) from error
-    return CallPlan(model, tuple(plan), context, signature)
+    return CallPlan(model, schema, tuple(plan), context, signature)
 
 
 def _open_base(hint: Any) -> type[ToolArguments]:
@@ -232,7 +235,7 @@ def _definition_error(name: str, shown: list[Parameter], annotations: Mapping[st
     """Names the parameter that is responsible, found by trying each alone."""
     for parameter in shown:
         try:
-            TypeAdapter(annotations[parameter.name]).json_schema()
+            json_schema_of(annotations[parameter.name])
         except (PydanticUserError, PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeError, NameError) as own:
             missing = getattr(own, "name", None)
             detail = f"the name {missing!r} cannot be found where the tool is defined" if missing else str(own).split("\n\n")[0].splitlines()[0]

@@ -101,7 +101,7 @@ class Tool(Generic[P, R]):
 
     def _schema(self, descriptions: Mapping[str, str]) -> JSONSchema:
         try:
-            schema = json_schema_of(self.arguments)
+            schema = self._plan.schema if self._plan is not None else json_schema_of(self.arguments)
         except PydanticUserError as error:
             raise ToolDefinitionError(f"tool {self.name!r}: {self.arguments.__name__} has no JSON Schema: {error}") from error
         if schema.get("type") != "object":

@@ -25,12 +25,15 @@ async def test_fails_where_it_happens() -> None:
 
 @behaviour("sdk-non-serialisable-result", "history stays serialisable")
 async def test_history_stays_serialisable() -> None:
-    agent = Agent(ScriptedModel(calls(("t", {}))), tools=[t])
     seen = []
-    with pytest.raises(ToolError):
-        async with agent.run_stream("go") as stream:
+
+    async def watch() -> None:
+        async with Agent(ScriptedModel(calls(("t", {}))), tools=[t]).run_stream("go") as stream:
             async for event in stream:
-                seen.append(event)
+                seen.append(event)  # noqa: PERF401  # what comes before the error is wanted
+
+    with pytest.raises(ToolError):
+        await watch()
     turns = [event.message for event in seen if event.kind == "turn"]
     assert messages_to_json(turns).startswith('[{"role":"assistant"')
     assert not [event for event in seen if event.kind == "tool_result"]

@@ -1,0 +1,190 @@
+"""Options of agents and runs, un-awaited runs, run_sync, and what an Agent takes as a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from agentkit import Agent, HistoryError, InvalidOption, ToolDefinitionError, UsageLimits, tool
+from agentkit.local_model import LocalModel
+from agentkit.messages import AssistantMessage, CallPart, ToolMessage
+from agentkit.model import ChatModel
+from tests.agent.scripted import ScriptedModel, calls
+
+
+@tool
+def add(a: int, b: int = 1) -> int:
+    "Adds."
+    return a + b
+
+
+@tool(approval=True)
+def pay(amount: int) -> int:
+    return amount
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retries": -1}, "retries is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls is 0"),
+        ({"output_type": []}, "output_type is an empty list"),
+        ({"output_type": lambda: 1}, "output_type is the function"),
+        ({"output_type": type("Odd", (), {})}, "output_type .*Odd.* has no JSON form"),
+    ],
+)
+def test_agent_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Agent(ScriptedModel(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "sub"}, "tool_choice is 'sub'.*'auto', 'required', 'none' or the name of a tool: add"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"deps": "text"}, "deps is str, but the agent's deps_type is int"),
+    ],
+)
+def test_run_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        Agent(ScriptedModel(), tools=[add], deps_type=int).run("go", **{"deps": 1, **options})
+
+
+def test_other_misuse() -> None:
+    agent = Agent(ScriptedModel())
+    with pytest.raises(InvalidOption, match="neither a prompt nor a message_history"):
+        agent.run()
+    with pytest.raises(InvalidOption, match="no tools"):
+        agent.run("go", tool_choice="required")
+    with pytest.raises(TypeError, match="no option 'temprature'; the options are deps"):
+        agent.run("go", temprature=1)
+    with pytest.raises(InvalidOption, match="need approval: pay; pass approve="):
+        Agent(ScriptedModel(), tools=[pay]).run("go")
+    with pytest.raises(ToolDefinitionError, match="two tools are named 'add'"):
+        Agent(ScriptedModel(), tools=[add, add])
+    with pytest.raises(ToolDefinitionError, match="5 cannot be a tool"):
+        Agent(ScriptedModel(), tools=[5])
+    with pytest.raises(ValueError, match=r"UsageLimits\.request_limit is -1"):
+        UsageLimits(request_limit=-1)
+
+
+async def test_approval_is_not_asked_for_calls_that_are_not_run() -> None:
+    result = await Agent(ScriptedModel(calls(("pay", {"amount": 1}))), tools=[pay]).run("go", execute_tools=False)
+    assert result.tool_calls[0].arguments.amount == 1
+
+
+async def test_sampling_of_a_run_overrides_the_agents() -> None:
+    model = ScriptedModel("a", "b")
+    agent = Agent(model, max_tokens=10, temperature=0.5, top_p=0.9)
+    await agent.run("go")
+    await agent.run("go", max_tokens=20, temperature=0.0, seed=7)
+    got = [(r.sampling.max_tokens, r.sampling.temperature, r.sampling.top_p, r.sampling.seed) for r in model.requests]
+    assert got == [(10, 0.5, 0.9, None), (20, 0.0, 0.9, 7)]
+
+
+def test_models() -> None:
+    assert isinstance(ScriptedModel(), ChatModel)
+    local = Agent("smollm2-135m")
+    assert isinstance(local.model, LocalModel)
+    assert (local.model.name, repr(local)) == ("smollm2-135m", "Agent('smollm2-135m', tools=[])")
+    for remote in ("openai:gpt", "http://localhost:8000/v1"):
+        with pytest.raises(InvalidOption, match="remote server"):
+            Agent(remote)
+    with pytest.raises(InvalidOption, match="the model is int"):
+        Agent(3)
+
+
+BAD_HISTORIES = [
+    ("{", "Invalid JSON"),
+    ("{}", "at the whole text: Input should be a valid array"),
+    ('[{"role":"robot","content":""}]', "at 0"),
+    ('[{"role":"user"}]', "at 0.user.content: Field required"),
+    ('[{"role":"user","content":"a","extra":1}]', "0.user.extra"),
+    ('[{"role":"tool","tool_call_id":"x","name":"n","content":""}]', "message 0: a result for the call 'x'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_HISTORIES)
+def test_bad_histories(text: str, message: str) -> None:
+    from agentkit import messages_from_json
+
+    with pytest.raises(HistoryError, match=message):
+        messages_from_json(text)
+
+
+def test_a_bad_history_is_refused_at_once() -> None:
+    twice = [AssistantMessage(tool_calls=(CallPart(id="1", name="add", arguments="{}"),))] * 2
+    with pytest.raises(HistoryError, match="message 1: the call id '1' was used before"):
+        Agent(ScriptedModel()).run("go", message_history=twice)
+    with pytest.raises(HistoryError, match="message 0: a result for the call '1'"):
+        Agent(ScriptedModel()).run("go", message_history=[ToolMessage(tool_call_id="1", name="add", content="")])
+
+
+async def test_using_a_run_without_await() -> None:
+    pending = Agent(ScriptedModel("Hello.")).run("hi")
+    for name in ("output", "tool_calls", "usage", "all_messages"):
+        with pytest.raises(AttributeError, match=rf"agent\.run\(\) has not been awaited, so it has no '{name}' yet: did you forget await\?"):
+            getattr(pending, name)
+    assert "did you forget await?" in repr(pending)
+    assert (await pending).output == "Hello."
+
+
+def del_run(pending: object) -> None:
+    del pending
+    gc.collect()
+
+
+def test_dropping_a_run_warns() -> None:
+    model = ScriptedModel("Hello.")
+    with pytest.warns(RuntimeWarning, match=r"agent\.run\(\) was never awaited, so nothing ran: did you forget await\?"):
+        del_run(Agent(model).run("hi"))
+    assert model.requests == []
+
+
+async def test_a_run_is_a_coroutine_to_asyncio() -> None:
+    agent = Agent(ScriptedModel("a", "b", "c"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = await asyncio.gather(agent.run("1"), asyncio.create_task(agent.run("2")))
+        third = await asyncio.wait_for(agent.run("3"), 5)
+    assert sorted(result.output for result in (first, second, third)) == ["a", "b", "c"]
+
+
+def test_a_run_may_be_given_to_asyncio_run() -> None:
+    assert asyncio.run(Agent(ScriptedModel("a")).run("1")).output == "a"
+
+
+who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
+
+
+@tool
+def me() -> str:
+    return f"{who.get()} in {threading.current_thread().name.rpartition('-')[0]}"
+
+
+async def test_run_sync_keeps_the_context() -> None:
+    who.set("Ann")
+    result = Agent(ScriptedModel(calls(("me", {})), "ok"), tools=[me]).run_sync("go")
+    assert result.tool_calls[0].result == "Ann in agentkit-tool"
+
+
+async def test_run_sync_passes_errors_on() -> None:
+    with pytest.raises(InvalidOption):
+        Agent(ScriptedModel()).run_sync("go", tool_choice="x")
+    with pytest.raises(AssertionError, match="no turn for request 1"):
+        Agent(ScriptedModel()).run_sync("go")
+
+
+async def test_a_stream_has_no_result_before_its_end() -> None:
+    async with Agent(ScriptedModel("a")).run_stream("go") as stream:
+        with pytest.raises(InvalidOption, match="the run is not over"):
+            _ = stream.result
+        assert (await stream.finish()).output == "a"
