@@ -247,7 +247,7 @@ class _Magnitudes:
         self.step = scaled[facets.multiple_of] if facets.multiple_of is not None else None
         self.excluded = [scaled[s] for s in facets.not_multiple_of]
         self.modulus = math.lcm(*scaled.values()) if scaled else 1
-        self.free = not steps
+        self.free = steps in ([], [ONE])  # whole digits do not matter to the steps
 
     def _check_size(self, longest: int) -> None:
         if longest > MAX_BOUND_DIGITS:
@@ -323,7 +323,7 @@ class _Magnitudes:
         b = self.b
         stop = self._may_stop(done, equal_lo, equal_hi, remainder, off_grid)
         fixed = (equal_hi and not self.hi_places[done:].strip("0")) or (self.step is not None and done >= self.grid)
-        loose = not equal_lo and not equal_hi and (self.free or off_grid)
+        loose = not equal_lo and not equal_hi and ((self.free and self.step is None) or off_grid)
         if fixed or loose:
             if not stop:
                 return b.EMPTY
