@@ -93,6 +93,7 @@ class Engine:
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
         self._loaded = loaded
         self.model_name = loaded.name
+        self._wants_bos = _puts_bos(loaded.tokenizer)
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
         self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
         self._scheduler = _scheduler(loaded, self.config, self._stop_ids)
@@ -257,7 +258,7 @@ class Engine:
         return constraint, self._request(self._encode(prompt), params, constraint, sink)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        ids = self._loaded.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else [int(t) for t in prompt]
+        ids = self._loaded.tokenizer.encode(prompt, special=True, bos=self._wants_bos) if isinstance(prompt, str) else [int(t) for t in prompt]
         if not ids:
             raise ValueError("the prompt is empty; give at least one token")
         size = self._loaded.config.vocab_size
@@ -287,7 +288,7 @@ class Engine:
         number = next(self._counter)
         first, second, *_ = philox(self._seed, number, stream=1)
         seed = (first << 32 | second) if params.seed is None else params.seed
-        output = OutputText(self._loaded.tokenizer.detokenizer(), params.stop, params.include_stop)
+        output = OutputText(self._loaded.tokenizer.detokenizer(continuation=True), params.stop, params.include_stop)
         return Request(prompt, params, sink, output, seed=seed, matcher=matcher)
 
     def _generation(self, outcome: Outcome | BaseException, params: SamplingParams, constraint: Constraint | None) -> Generation:
@@ -325,3 +326,9 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
     return Scheduler(runner, KVPool(shape, budget, config.kept_sequences), Advancer(vocab_size, stop_ids), limits)
+
+
+def _puts_bos(tokenizer: Tokenizer) -> bool:
+    """Whether the model's own tokenizer begins every text with its first token (Llama and Gemma do, SmolLM and Qwen do not)."""
+    first = tokenizer.raw.encode("a", add_special_tokens=True).ids[:1]
+    return tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]

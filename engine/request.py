@@ -203,7 +203,7 @@ class Request:
 
     def finish(self, reason: FinishReason, *, complete: bool) -> None:
         """Ends with output. `complete`: nothing was cut that a grammar still needed."""
-        tail = self.output.flush()
+        tail = self.output.finish()
         if tail:
             self.sink(TokenEvent((), tail))
         self.outcome = Outcome(self.output.text, tuple(self.tokens[len(self.prompt) :]), reason, self.usage(), complete, self.output.stopped)

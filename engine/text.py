@@ -14,9 +14,9 @@ from typing import Protocol
 class Detokenizer(Protocol):
     """Turns tokens into text, keeping back bytes of an unfinished character."""
 
-    def push(self, token_id: int) -> str: ...
+    def push(self, token: int, /) -> str: ...
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """What is left at the end; an unfinished character comes out as U+FFFD."""
         ...
 
@@ -45,11 +45,11 @@ class OutputText:
         """Adds a token; returns the text that can be shown now."""
         return self._take(self._detokenizer.push(token_id))
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         """The output is over: what had been held back, unless a stop string ended it."""
         if self.stopped is not None:
             return ""
-        delta = self._take(self._detokenizer.flush())
+        delta = self._take(self._detokenizer.finish())
         if self.stopped is None:
             delta += self._show(self._held)
             self._held = ""

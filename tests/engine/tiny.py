@@ -38,7 +38,7 @@ class ByteDetokenizer:
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._tokens[token_id] or b"")
 
-    def flush(self) -> str:
+    def finish(self) -> str:
         return self._decoder.decode(b"", True)
 
 
