@@ -247,7 +247,7 @@ class _Magnitudes:
         self.step = scaled[facets.multiple_of] if facets.multiple_of is not None else None
         self.excluded = [scaled[s] for s in facets.not_multiple_of]
         self.modulus = math.lcm(*scaled.values()) if scaled else 1
-        self.free = steps in ([], [ONE])  # whole digits do not matter to the steps
+        self.free = not steps or (facets.multiple_of == ONE and not self.excluded)  # the digits before the point do not matter to the steps
 
     def _check_size(self, longest: int) -> None:
         if longest > MAX_BOUND_DIGITS:
