@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentkit.model import ModelEvent, ModelToken, TurnEnd, TurnRequest
 from agentkit.protocol import HermesProtocol, TurnProtocol, compact
+from agentkit.streams import closing_source
 from agentkit.usage import RequestUsage
 
 if TYPE_CHECKING:
@@ -67,11 +68,10 @@ class LocalModel:
         from agentkit.engine.request import FinishEvent
 
         engine = await asyncio.to_thread(shared_engine, self._engine) if isinstance(self._engine, str) else self._engine
-        prompt = engine.encode_chat(self.protocol.render(request))
-        grammar = await asyncio.to_thread(self._grammar, request)
+        prompt, grammar = await asyncio.to_thread(self._prepare, engine, request)
         reader = self.protocol.reader(request)
         events = engine.astream(prompt, grammar=grammar, **asdict(request.sampling))
-        async with aclosing(events) as stream:
+        async with aclosing(closing_source(events)) as stream:
             async for event in stream:
                 if isinstance(event, FinishEvent):
                     yield TurnEnd(reader.finish(event.generation.finish_reason), _request_usage(event.generation.usage))
@@ -84,6 +84,10 @@ class LocalModel:
         """Closes the engine, unless it is shared by name."""
         if not isinstance(self._engine, str):
             self._engine.close()
+
+    def _prepare(self, engine: Engine, request: TurnRequest) -> tuple[list[int], Grammar | None]:
+        """Token ids of the conversation, and the grammar of the turn; may take a while the first time."""
+        return engine.encode_chat(self.protocol.render(request)), self._grammar(request)
 
     def _grammar(self, request: TurnRequest) -> Grammar | None:
         """The grammar of the turn, compiled once for the same tools and options; None where anything goes."""

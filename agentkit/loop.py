@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ from agentkit.messages import AssistantMessage, CallPart, Message, RetryMessage,
 from agentkit.model import CallClosed, ChatModel, ModelToken, ParsedCall, Sampling, TextPiece, ToolSpec, Turn, TurnEnd, TurnRequest
 from agentkit.output import OutputSpec
 from agentkit.result import RunResult, ToolCall
+from agentkit.streams import closing_source
 from agentkit.tool import Tool, validation_message
 from agentkit.usage import RunUsage, UsageLimits
 
@@ -108,7 +109,7 @@ class Run:
         self.step += 1
         self._turn, self._received = None, []
         request = await self._request()
-        async with aclosing(_generator(self.plan.model.stream_turn(request))) as stream:
+        async with aclosing(closing_source(self.plan.model.stream_turn(request))) as stream:
             async for event in stream:
                 if isinstance(event, ModelToken):
                     yield TokenEvent(event.text, event.token_ids, event.forced)
@@ -278,14 +279,3 @@ def _message(answer: ToolCall | RetryMessage) -> Message | None:
     if isinstance(answer, RetryMessage):
         return answer
     return None if answer.content is None else ToolMessage(tool_call_id=answer.id, name=answer.name, content=answer.content)
-
-
-async def _generator(source: AsyncIterator[Any]) -> Any:
-    """An async generator over any async iterator, so that leaving early closes it."""
-    try:
-        async for item in source:
-            yield item
-    finally:
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
