@@ -1,0 +1,205 @@
+"""JSON string languages from facets: lengths, patterns, formats, texts left out.
+
+Input: `StringFacets`, a set of texts; output: nodes of the whole quoted string, or of a key's content. Spelling follows
+docs/spelling.md: free and length-bounded strings in every legal spelling, all others canonically. An intersection is only
+built where more than one constraint is left after lengths have been folded into runs of one class and dropped where a
+pattern implies them. Knows nothing of schemas but the names of their keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from agentkit.errors import UnsupportedSchema
+from agentkit.grammars.expr import Builder, Node
+from agentkit.grammars.frontends import formats
+from agentkit.grammars.frontends import regex_ast as ast
+from agentkit.grammars.frontends.chars import JSON, JSON_FULL, SCALARS, Alphabet, CharSet, json_escape, remembered
+from agentkit.grammars.frontends.regex import lower, whole_text
+from agentkit.grammars.frontends.regex_ast import Chars, Repeat, Tree
+from agentkit.grammars.frontends.regex_parser import parse
+from agentkit.grammars.frontends.texts import TextSet
+
+
+@lru_cache(maxsize=4096)
+def _pattern_tree(pattern: str, pointer: str | None = None) -> Tree:
+    return whole_text(parse(pattern, "ecma", pointer=pointer), True)
+
+
+@dataclass(frozen=True)
+class StringFacets:
+    """A set of texts.
+
+    min_length, max_length: in characters. patterns, not_patterns: ECMA-262, found anywhere in the text (or not).
+    formats, not_formats: names that formats.find knows. excluded: texts left out.
+    """
+
+    min_length: int = 0
+    max_length: int | None = None
+    patterns: frozenset[str] = frozenset()
+    not_patterns: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+    not_formats: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+    @staticmethod
+    def make(
+        *,
+        min_length: int = 0,
+        max_length: int | None = None,
+        pattern: str | None = None,
+        format: str | None = None,
+        pointer: str = "#",
+    ) -> StringFacets:
+        """Facets of JSON Schema keywords; a format that formats.find does not know is an annotation and adds nothing.
+
+        pointer: of the schema; errors about the pattern name its place below it.
+        Raises InvalidGrammar, UnsupportedSchema or GrammarTooComplex for a pattern that is malformed, not regular, or too deep.
+        """
+        facets = StringFacets(min_length, max_length)
+        if pattern is not None:
+            tree = _pattern_tree(pattern, f"{pointer}/pattern")
+            if tree != ast.ANY_TEXT:
+                facets = replace(facets, patterns=frozenset([pattern]))
+        if format is not None and formats.find(format) is not None:
+            facets = replace(facets, formats=frozenset([format]))
+        return facets
+
+    @property
+    def unconstrained(self) -> bool:
+        return self == StringFacets()
+
+    @property
+    def lengths_only(self) -> bool:
+        return self == StringFacets(self.min_length, self.max_length)
+
+    def intersect(self, other: StringFacets) -> StringFacets:
+        tops = [x for x in (self.max_length, other.max_length) if x is not None]
+        return StringFacets(
+            max(self.min_length, other.min_length),
+            min(tops) if tops else None,
+            self.patterns | other.patterns,
+            self.not_patterns | other.not_patterns,
+            self.formats | other.formats,
+            self.not_formats | other.not_formats,
+            self.excluded | other.excluded,
+        )
+
+    def complement(self, pointer: str = "#", keyword: str = "not") -> tuple[StringFacets, ...]:
+        """Facets whose union is every other text, but for those in `excluded`: these are a finite set of their own.
+
+        Raises UnsupportedSchema for a format whose complement is not exact (see formats.py).
+        """
+        out = []
+        if self.min_length > 0:
+            out.append(StringFacets(max_length=self.min_length - 1))
+        if self.max_length is not None:
+            out.append(StringFacets(min_length=self.max_length + 1))
+        out += [StringFacets(not_patterns=frozenset([p])) for p in sorted(self.patterns)]
+        out += [StringFacets(patterns=frozenset([p])) for p in sorted(self.not_patterns)]
+        for name in sorted(self.formats):
+            found = formats.find(name)
+            if found is None or not found.exact:
+                raise UnsupportedSchema(pointer, keyword, f"the texts that are not of the format {name!r} are not known exactly")
+            out.append(StringFacets(not_formats=frozenset([name])))
+        out += [StringFacets(formats=frozenset([name])) for name in sorted(self.not_formats)]
+        return tuple(out)
+
+    def contains(self, text: str) -> bool:
+        if len(text) < self.min_length or (self.max_length is not None and len(text) > self.max_length) or text in self.excluded:
+            return False
+        return self.lengths_only or text in self.texts
+
+    def is_empty(self) -> bool:
+        """No text is in the set. Exact, but for searches beyond texts.MAX_STATES, which count as non-empty."""
+        if self.max_length is not None and self.min_length > self.max_length:
+            return True
+        return not self.lengths_only and self.texts.is_empty()
+
+    def count_up_to(self, limit: int) -> int:
+        """How many texts are in the set, but at most `limit`."""
+        return self.texts.count_up_to(limit)
+
+    @cached_property
+    def texts(self) -> TextSet:
+        """The set itself, for questions about its members."""
+        return _texts(self)
+
+    def wanted(self) -> list[Tree]:
+        return [_pattern_tree(p) for p in sorted(self.patterns)] + [_format_tree(f) for f in sorted(self.formats)]
+
+    def unwanted(self) -> list[Tree]:
+        trees = [_pattern_tree(p) for p in sorted(self.not_patterns)] + [_format_tree(f) for f in sorted(self.not_formats)]
+        if self.excluded:
+            trees.append(ast.alt(*(ast.seq(*(Chars(CharSet.of(c)) for c in text)) for text in sorted(self.excluded))))
+        return trees
+
+    def lengths(self) -> tuple[int, int | None]:
+        """Bounds of the length, those of formats included."""
+        tops = [self.max_length, *(formats.find(name).max_length for name in self.formats)]  # type: ignore[union-attr]
+        given = [t for t in tops if t is not None]
+        return self.min_length, min(given) if given else None
+
+
+@lru_cache(maxsize=1024)
+def _texts(facets: StringFacets) -> TextSet:
+    return TextSet(facets.wanted(), facets.unwanted(), *facets.lengths())
+
+
+def _format_tree(name: str) -> Tree:
+    found = formats.find(name)
+    if found is None:
+        raise ValueError(f"{name!r} is an annotation, not a format that can be enforced")
+    return found.tree()
+
+
+def string_node(builder: Builder, facets: StringFacets) -> Node:
+    """The quoted strings of the set; EMPTY if the lengths contradict each other or a pattern matches nothing."""
+    quote = builder.literal(b'"')
+    return builder.seq(quote, string_content(builder, facets, key=False), quote)
+
+
+def string_content(builder: Builder, facets: StringFacets, *, key: bool = True) -> Node:
+    """What stands between the quotes. key: the canonical spelling throughout, as object keys need."""
+    alphabet = JSON_FULL if facets.lengths_only and not key else JSON
+    return remembered(builder, ("string", facets, alphabet), lambda: _content(builder, facets, alphabet))
+
+
+def _content(b: Builder, facets: StringFacets, alphabet: Alphabet) -> Node:
+    lo, hi = facets.lengths()
+    if hi is not None and lo > hi:
+        return b.EMPTY
+    trees = facets.wanted()
+    parts: list[Node] = []
+    bounded = lo == 0 and hi is None
+    for tree in trees:
+        run = None if bounded else _clipped(tree, lo, hi)
+        least, most = ast.widths(tree)
+        bounded = bounded or run is not None or (least >= lo and (hi is None or (most is not None and most <= hi)))
+        parts.append(lower(b, tree if run is None else run, alphabet))
+    if not bounded or not parts:
+        parts.append(b.repeat(alphabet.chars(b, SCALARS), lo, hi))
+    parts += [b.complement(lower(b, tree, alphabet)) for tree in facets.unwanted()]
+    return b.both(*parts)
+
+
+def _clipped(tree: Tree, lo: int, hi: int | None) -> Tree | None:
+    """A run of one class with its count clipped to the lengths, or None if the tree is not such a run."""
+    run = tree if isinstance(tree, Repeat) else Repeat(tree, 1, 1)
+    if not isinstance(run.body, Chars):
+        return None
+    top = hi if run.hi is None else run.hi if hi is None else min(hi, run.hi)
+    low = max(lo, run.lo)
+    return ast.NEVER if top is not None and low > top else ast.repeat(run.body, low, top)
+
+
+def literal_string(builder: Builder, text: str) -> Node:
+    """One string, quoted, in its canonical spelling. ValueError for lone surrogates."""
+    return builder.literal(b'"' + json_escape(text) + b'"')
+
+
+def string_trie(builder: Builder, texts: Iterable[str]) -> Node:
+    """One of many strings, quoted, in their canonical spellings."""
+    return builder.trie(b'"' + json_escape(text) + b'"' for text in texts)
