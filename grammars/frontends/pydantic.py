@@ -14,9 +14,8 @@ from pydantic.json_schema import DEFAULT_REF_TEMPLATE, GenerateJsonSchema
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.expr import Builder
-
-from .json_schema import CompiledSchema, compile_schema
-from .json_schema.emit import KeyOrder, Whitespace
+from agentkit.grammars.frontends.json_schema import CompiledSchema, compile_schema
+from agentkit.grammars.frontends.json_schema.emit import KeyOrder, Whitespace
 
 
 def json_schema_of(model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True) -> dict[str, Any]:

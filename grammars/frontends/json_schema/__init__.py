@@ -1,5 +1,5 @@
 """JSON Schema as a front end of the grammar algebra (see compile.py for the entry points)."""
 
-from .compile import CompiledSchema, compile_schema, schema_node
+from agentkit.grammars.frontends.json_schema.compile import CompiledSchema, compile_schema, schema_node
 
 __all__ = ["CompiledSchema", "compile_schema", "schema_node"]

@@ -12,12 +12,11 @@ from typing import Any
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.expr import Builder, Node, Program
+from agentkit.grammars.frontends.json_schema.document import Document
+from agentkit.grammars.frontends.json_schema.emit import Emitter, KeyOrder, Style, Whitespace
+from agentkit.grammars.frontends.json_schema.expand import Expander
+from agentkit.grammars.frontends.json_schema.solve import Solver
 from agentkit.grammars.report import Report
-
-from .document import Document
-from .emit import Emitter, KeyOrder, Style, Whitespace
-from .expand import Expander
-from .solve import Solver
 
 
 @dataclass(frozen=True)

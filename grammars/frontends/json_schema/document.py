@@ -14,8 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 from agentkit.errors import InvalidGrammar, UnsupportedSchema
-
-from .keywords import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020, KEYED_SUBSCHEMAS, SUBSCHEMAS
+from agentkit.grammars.frontends.json_schema.keywords import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020, KEYED_SUBSCHEMAS, SUBSCHEMAS
 
 _DRAFTS = {"04": DRAFT_4, "06": DRAFT_6, "07": DRAFT_7, "2019-09": DRAFT_2019, "2020-12": DRAFT_2020}
 
@@ -106,7 +105,7 @@ class Document:
             absolute = urljoin(resource.uri, uri)
             found = self._index().get(absolute)
             if found is None:
-                raise UnsupportedSchema(at.pointer, keyword, f"{ref!r} leads out of the document; only references within it are followed, so embed its target under $defs")
+                raise UnsupportedSchema(at.pointer, keyword, f"{ref!r} leads out of the document; embed its target under $defs, for nothing is fetched")
             resource = found
         if not fragment:
             return Location(resource.schema, resource.pointer, resource)

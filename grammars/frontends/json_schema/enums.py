@@ -10,17 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import InvalidGrammar
-
-from .document import escape
-from .keywords import number
-from .scalars import Numbers, Strings
-from .shapes import ANY_NULL, NOTHING, Array, Booleans, Object, Shape
-from .types import FALSE, Type, Value
+from agentkit.grammars.frontends.json_schema.document import escape
+from agentkit.grammars.frontends.json_schema.keywords import number
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
+from agentkit.grammars.frontends.json_schema.shapes import ANY_NULL, NOTHING, Array, Booleans, Object, Shape
+from agentkit.grammars.frontends.json_schema.types import FALSE, Type, Value
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from .expand import Expander
+    from agentkit.grammars.frontends.json_schema.expand import Expander
 
 
 def shapes_of_values(values: list[Any], pointer: str, x: Expander) -> tuple[Shape, ...]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import keywords as kw
-from .shapes import Array, Family, Object, Shape, intersect, refine
-from .types import TRUE, Type
+from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.families import cut, refine
+from agentkit.grammars.frontends.json_schema.shapes import Array, Object, Shape, intersect
+from agentkit.grammars.frontends.json_schema.types import TRUE, Type
 
 if TYPE_CHECKING:
-    from .document import Location
-    from .expand import Expander
-    from .scalars import Strings
+    from agentkit.grammars.frontends.json_schema.document import Location
+    from agentkit.grammars.frontends.json_schema.expand import Expander
+    from agentkit.grammars.frontends.json_schema.scalars import Strings
 
 
 class SeenKeys(NamedTuple):
@@ -65,8 +66,6 @@ def _close(x: Expander, s: Shape, t: Type, at: Location) -> Shape | None:
 
 def _keys(seen: SeenKeys, t: Type, at: Location) -> Object:
     """Objects whose keys outside `seen` have values of type `t`."""
-    from .members import cut
-
     fields = dict.fromkeys(sorted(seen.names), TRUE)
     pieces = cut([(names, TRUE) for names in seen.families], at.pointer, lambda a, b: TRUE)
     return Object(fields, extras=refine([(names, t if kind is None else kind) for names, kind in pieces], fields))
@@ -78,6 +77,3 @@ def _with_seen(s: Shape | None, seen: SeenKeys | SeenItems) -> Shape | None:
     if isinstance(s, Array):
         return Array(s.prefix, s.rest, s.lo, s.hi, s.some, s.unique, seen if isinstance(seen, SeenItems) else None)
     return s
-
-
-__all__ = ["Family", "SeenItems", "SeenKeys", "enforce_unevaluated"]

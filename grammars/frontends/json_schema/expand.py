@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentkit.errors import GrammarTooComplex, InvalidGrammar
-
+from agentkit.errors import GrammarTooComplex
+from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.document import Document, Location, escape
+from agentkit.grammars.frontends.json_schema.enums import shapes_of_values
+from agentkit.grammars.frontends.json_schema.evaluated import enforce_unevaluated
+from agentkit.grammars.frontends.json_schema.logic import apply_logic
+from agentkit.grammars.frontends.json_schema.members import array_shape, object_shape
+from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRING, INTEGERS, WHOLE, numbers_from, strings_from
+from agentkit.grammars.frontends.json_schema.shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape, complement, product
+from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, EITHER, FALSE, TRUE, InPlaceCycle, Type, Types, Value
 from agentkit.grammars.report import Report
-from . import keywords as kw
-from .document import Document, Location, escape
-from .evaluated import enforce_unevaluated
-from .enums import shapes_of_values
-from .logic import apply_logic
-from .members import array_shape, object_shape
-from .scalars import ANY_NUMBER, ANY_STRING, INTEGERS, numbers_from, strings_from
-from .shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape, complement, product
-from .types import ATOM, BOTH, EITHER, FALSE, TRUE, Type, Types, Value
 
 MAX_IN_PLACE = 64  # allOf/anyOf/$ref within each other without a container between
 
@@ -37,10 +36,6 @@ _PLAIN: dict[str, tuple[Shape, ...]] = {
 }
 
 
-class InPlaceCycle(InvalidGrammar):
-    """References that lead back to themselves without a container between."""
-
-
 class Expander:
     """Works out types of one document. `report` collects what was read."""
 
@@ -52,7 +47,9 @@ class Expander:
         self.report = Report(self.scope)
         self.tracking = False  # shapes record which members were evaluated (for unevaluated*)
         self._depth = 0
-        self._plain = {name: self._fixed(shapes) for name, shapes in _PLAIN.items()}
+        self.whole = document.declared and document.draft == kw.DRAFT_4  # its integers have no fraction, 1.0 is none
+        self._shapes = {**_PLAIN, "integer": (WHOLE,)} if self.whole else _PLAIN
+        self._plain = {name: self._fixed(shapes) for name, shapes in self._shapes.items()}
 
     def _fixed(self, shapes: tuple[Shape, ...]) -> Type:
         made = self.types.atom(None, (id(shapes), -1))
@@ -124,7 +121,8 @@ class Expander:
         self._depth += 1
         try:
             if self._depth > MAX_IN_PLACE:
-                raise GrammarTooComplex("nesting", f"{pointer_of(t)}: allOf, anyOf, oneOf, not and $ref are nested more than {MAX_IN_PLACE} deep without an array or object between")
+                where = pointer_of(t)
+                raise GrammarTooComplex("nesting", f"{where}: allOf, anyOf, oneOf, not and $ref without a container between nest more than {MAX_IN_PLACE} deep")
             shapes = tuple(self._work_out(t))
         finally:
             t.busy = False
@@ -187,14 +185,14 @@ class Expander:
         if not groups:
             if not mask & kw.TYPE:
                 return ANYTHING
-            return [s for name in dict.fromkeys(listed) if not (name == "integer" and "number" in listed) for s in _PLAIN[name]]
+            return [s for name in dict.fromkeys(listed) if not (name == "integer" and "number" in listed) for s in self._shapes[name]]
         made: list[Shape | None] = []
         for name in dict.fromkeys(listed):
             group, build = _BUILDERS.get(name, (0, None))
             if name == "integer" and "number" in listed:
                 continue
             if build is None or not groups & group:
-                made.append(_PLAIN[name][0])
+                made.append(self._shapes[name][0])
             else:
                 made.append(build(self, at, name))
         self._check_unused(at, groups, listed)
@@ -219,7 +217,7 @@ _Build = Callable[[Expander, Location, str], Shape | None]
 
 
 def _numbers(x: Expander, at: Location, name: str) -> Shape | None:
-    return numbers_from(at.schema, at.pointer, integer=name == "integer")
+    return numbers_from(at.schema, at.pointer, integer=name == "integer", whole=x.whole)
 
 
 def _strings(x: Expander, at: Location, name: str) -> Shape | None:

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import InvalidGrammar
-
-from . import keywords as kw
-from .document import Location, escape
-from .scalars import Numbers, Strings
-from .shapes import ANYTHING, OBJECT, Array, Object, Shape, intersect, limit_shapes, product
-from .types import FALSE, TRUE, Type
+from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.document import Location, escape
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
+from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Object, Shape, intersect, limit_shapes, product
+from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, InPlaceCycle, Type
 
 if TYPE_CHECKING:
-    from .expand import Expander
+    from agentkit.grammars.frontends.json_schema.expand import Expander
 
 LOOK_AHEAD = 4  # levels of members that the test for disjoint branches descends into
 
@@ -159,8 +158,6 @@ def is_dead(x: Expander, s: Shape, depth: int) -> bool:
 
 
 def _empty(x: Expander, t: Type, depth: int) -> bool:
-    from .expand import InPlaceCycle
-
     if t is FALSE:
         return True
     try:

@@ -6,20 +6,19 @@ patterns that overlap are cut into disjoint families of names. Knows nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
-
-from . import keywords as kw
-from .document import Location, escape
-from .evaluated import SeenItems, SeenKeys
-from .scalars import ANY_STRING, STRING, Strings, strings_matching
-from .shapes import EVERYTHING, MAX_FAMILIES, NOTHING, Array, Contains, Family, Object, Shape, family_of, refine
-from .types import FALSE, TRUE, Type
+from agentkit.errors import InvalidGrammar, UnsupportedSchema
+from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.document import Location, escape
+from agentkit.grammars.frontends.json_schema.evaluated import SeenItems, SeenKeys
+from agentkit.grammars.frontends.json_schema.families import EVERYTHING, NOTHING, Family, cut, family_of, minus, refine
+from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING, STRING, Strings, strings_matching
+from agentkit.grammars.frontends.json_schema.shapes import Array, Contains, Object, Shape
+from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
 
 if TYPE_CHECKING:
-    from .expand import Expander
+    from agentkit.grammars.frontends.json_schema.expand import Expander
 
 
 def array_shape(x: Expander, at: Location) -> Shape | None:
@@ -110,27 +109,6 @@ def _patterns(x: Expander, at: Location, fields: dict[str, Type], additional: Ty
     return refine([(names, additional if t is None else t) for names, t in pieces], fields)
 
 
-def cut(patterns: Sequence[tuple[Strings, Type]], pointer: str, join: Callable[[Type, Type], Type]) -> list[tuple[Strings, Type | None]]:
-    """All strings in disjoint families, each with the types of the patterns it is under joined (None: it is under none)."""
-    pieces: list[tuple[Strings, Type | None]] = [(ANY_STRING, None)]
-    for names, t in patterns:
-        parts: list[tuple[Strings, Type | None]] = []
-        for piece, under in pieces:
-            inside = piece.intersect(names)
-            if inside is not None and not inside.is_empty():
-                parts.append((inside, t if under is None else join(under, t)))
-            parts += [(p, under) for p in _minus(piece, names, pointer) if not p.is_empty()]
-        if len(parts) > MAX_FAMILIES:
-            raise GrammarTooComplex("key families", f"{pointer}/patternProperties: these patterns overlap in more than {MAX_FAMILIES} ways")
-        pieces = parts
-    return pieces
-
-
-def _minus(piece: Strings, names: Strings, pointer: str) -> list[Strings]:
-    rest = [piece.intersect(other) for other in names.outside(pointer, "patternProperties")]
-    return [r for r in rest if r is not None]
-
-
 def _names(x: Expander, at: Location, fields: dict[str, Type], extras: tuple[Family, ...]) -> tuple[Family, ...]:
     """propertyNames: keys outside the schema are forbidden."""
     pointer = at.pointer
@@ -149,7 +127,7 @@ def _names(x: Expander, at: Location, fields: dict[str, Type], extras: tuple[Fam
             inside = names.intersect(s)
             if inside is not None:
                 pieces.append((inside, kind))
-            beyond += [(p, kind) for p in _minus(names, s, pointer)]
+            beyond += [(p, kind) for p in minus(names, s, pointer)]
         left = beyond
     return refine([*pieces, *((names, FALSE) for names, _ in left)], fields)
 

@@ -14,24 +14,24 @@ from fractions import Fraction
 from typing import Any
 
 from agentkit.grammars.expr import Builder, Node
-from agentkit.grammars.frontends.numbers import FRACTION_DIGITS, NumberFacets, number_node
-
-from . import keywords as kw
+from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.numbers import FRACTION_DIGITS, INTEGER_DIGITS, NumberFacets, number_node
 
 NUMBER, STRING = "number", "string"
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers within `facets`, or exactly those in `only`."""
+    """Numbers within `facets`, or exactly those in `only`; `whole`: written without a fraction (integers of draft-04)."""
 
     facets: NumberFacets
     only: frozenset[Fraction] | None = None
+    whole: bool = False
     kind = NUMBER
 
     @staticmethod
-    def of(values: frozenset[Fraction]) -> Numbers:
-        return Numbers(ANY_NUMBER.facets, values)
+    def of(values: frozenset[Fraction], whole: bool = False) -> Numbers:
+        return Numbers(ANY_NUMBER.facets, values, whole)
 
     def contains(self, value: Fraction) -> bool:
         return value in self.only if self.only is not None else self.facets.contains(value)
@@ -40,12 +40,13 @@ class Numbers:
         return not self.only if self.only is not None else self.facets.is_empty()
 
     def intersect(self, other: Numbers) -> Numbers | None:
+        whole = self.whole or other.whole
         if self.only is None and other.only is None:
-            both = Numbers(self.facets.intersect(other.facets))
+            both = Numbers(self.facets.intersect(other.facets), None, whole)
             return None if both.is_empty() else both
         small, big = (self, other) if self.only is not None else (other, self)
         values = frozenset(v for v in small.only or () if big.contains(v))
-        return Numbers.of(values) if values else None
+        return Numbers.of(values, whole) if values else None
 
     def outside(self, pointer: str, keyword: str) -> Iterator[Numbers]:
         """Sets whose union is every other number."""
@@ -59,11 +60,19 @@ class Numbers:
 
     def node(self, builder: Builder) -> Node:
         if self.only is None:
-            return number_node(builder, self.facets)
+            return self._whole(builder) if self.whole else number_node(builder, self.facets)
         texts = {t for v in self.only for t in _spellings(v)}
         whole = builder.trie(str(v.numerator).encode() for v in self.only if v.denominator == 1)
+        if self.whole:
+            return whole
         zeros = builder.seq(builder.literal(b"."), builder.repeat(builder.literal(b"0"), 1, FRACTION_DIGITS))
         return builder.alt(builder.trie(texts), builder.seq(whole, builder.optional(zeros)))
+
+    def _whole(self, b: Builder) -> Node:
+        sign, digit = b.optional(b.literal(b"-")), b.byte_class(b"0123456789")
+        if self.facets == INTEGERS.facets:
+            return b.seq(sign, b.alt(b.literal(b"0"), b.seq(b.byte_class(b"123456789"), b.repeat(digit, 0, INTEGER_DIGITS - 1))))
+        return b.both(number_node(b, self.facets), b.seq(sign, b.repeat(digit, 1)))
 
 
 def _spellings(value: Fraction) -> set[bytes]:
@@ -84,10 +93,14 @@ def _spellings(value: Fraction) -> set[bytes]:
 
 ANY_NUMBER = Numbers(NumberFacets())
 INTEGERS = Numbers(NumberFacets.make(integer=True))
+WHOLE = Numbers(INTEGERS.facets, None, True)
 
 
-def numbers_from(schema: dict[str, Any], pointer: str, *, integer: bool) -> Numbers | None:
-    """minimum, maximum, exclusiveMinimum, exclusiveMaximum (numbers, or draft-04 booleans) and multipleOf; None if empty."""
+def numbers_from(schema: dict[str, Any], pointer: str, *, integer: bool, whole: bool) -> Numbers | None:
+    """minimum, maximum, exclusiveMinimum, exclusiveMaximum (numbers, or draft-04 booleans) and multipleOf; None if empty.
+
+    integer: only integers; whole: these are written without a fraction.
+    """
     given: dict[str, Fraction | bool] = {}
     for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
         if keyword in schema:
@@ -102,11 +115,13 @@ def numbers_from(schema: dict[str, Any], pointer: str, *, integer: bool) -> Numb
     if isinstance(below, bool):
         high, below = (None, high) if below else (high, None)
     facets = NumberFacets.make(integer=integer, minimum=low, maximum=high, exclusive_minimum=above, exclusive_maximum=below, multiple_of=step)
-    return None if facets.is_empty() else Numbers(facets)
+    return None if facets.is_empty() else Numbers(facets, None, integer and whole)
 
 
 # TEMP
 from agentkit.grammars.frontends.chars import SCALARS, json_char, json_escape
+
+
 @dataclass(frozen=True, slots=True)
 class Strings:
     lo: int = 0
@@ -138,10 +153,12 @@ class Strings:
         if self.only is not None: return b.trie(json_escape(s) for s in self.only)
         return b.repeat(json_char(b, SCALARS), self.lo, self.hi)
     def has_at_least(self, n): return self.only is None
-    def count_up_to(self, n): return 0
+    def count_up_to(self, n): return n
 ANY_STRING = Strings()
 def spell_key(name): return json_escape(name)
 from agentkit.errors import UnsupportedSchema
+
+
 def strings_from(schema, pointer, report):
     if "pattern" in schema or "format" in schema: raise UnsupportedSchema(pointer, "pattern")
     return Strings(kw.count(schema,"minLength",pointer) or 0, kw.count(schema,"maxLength",pointer))

@@ -11,17 +11,17 @@ name that may not be used has the type FALSE. `Exists` and `Contains` say that s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
-
-from .scalars import ANY_NUMBER, ANY_STRING, NUMBER, STRING, Numbers, Strings
-from .types import FALSE, TRUE, Type, Types
+from agentkit.grammars.frontends.json_schema.families import EVERYTHING, NOTHING, Family, family_of, refine
+from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRING, NUMBER, STRING, Numbers, Strings
+from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
 
 if TYPE_CHECKING:
-    from .evaluated import SeenItems, SeenKeys
+    from agentkit.grammars.frontends.json_schema.evaluated import SeenItems, SeenKeys
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,6 @@ NULL, BOOLEAN, ARRAY, OBJECT = "null", "boolean", "array", "object"
 KINDS = (NULL, BOOLEAN, NUMBER, STRING, ARRAY, OBJECT)
 
 MAX_SHAPES = 4096
-MAX_FAMILIES = 64
 
 
 class Null:
@@ -53,9 +52,12 @@ class Contains(NamedTuple):
 
 
 class Array:
-    """Items `prefix` one by one, `rest` after them; `lo` to `hi` in all; `some`: conditions on their number; `unique`: no two equal; `seen`: see evaluated.py."""
+    """Items `prefix` one by one, `rest` after them; `lo` to `hi` in all.
 
-    __slots__ = ("prefix", "rest", "lo", "hi", "some", "unique", "seen")
+    some: conditions on the number of certain items; unique: no two are equal; seen: the evaluated ones (evaluated.py).
+    """
+
+    __slots__ = ("hi", "lo", "prefix", "rest", "seen", "some", "unique")
     kind = ARRAY
 
     def __init__(
@@ -80,13 +82,6 @@ class Array:
         return self.prefix[i] if i < len(self.prefix) else self.rest
 
 
-class Family(NamedTuple):
-    """The undeclared names within `names`, whose values have one type."""
-
-    names: Strings
-    type: Type
-
-
 class Exists(NamedTuple):
     """Some key in `names` but not in `but` has a value of `type`."""
 
@@ -95,14 +90,13 @@ class Exists(NamedTuple):
     type: Type
 
 
-EVERYTHING = (Family(ANY_STRING, TRUE),)
-NOTHING = (Family(ANY_STRING, FALSE),)
-
-
 class Object:
-    """Declared `fields`, families of other names (a partition of all strings), the `required` names, `lo` to `hi` properties in all; `seen`: see evaluated.py."""
+    """Declared `fields`, `extras`: families of the other names, the `required` names (all of them fields), `lo` to `hi` properties in all.
 
-    __slots__ = ("fields", "required", "extras", "lo", "hi", "some", "seen")
+    some: conditions that some property meets; seen: the evaluated properties (evaluated.py).
+    """
+
+    __slots__ = ("extras", "fields", "hi", "lo", "required", "seen", "some")
     kind = OBJECT
 
     def __init__(
@@ -137,27 +131,6 @@ ANY_ARRAY = Array()
 ANY_OBJECT = Object({})
 FREE: dict[str, Shape] = {NULL: ANY_NULL, BOOLEAN: ANY_BOOLEAN, NUMBER: ANY_NUMBER, STRING: ANY_STRING, ARRAY: ANY_ARRAY, OBJECT: ANY_OBJECT}
 ANYTHING: tuple[Shape, ...] = tuple(FREE.values())
-
-
-def family_of(name: str, extras: Iterable[Family]) -> Type:
-    for family in extras:
-        if family.names is ANY_STRING or family.names.contains(name):
-            return family.type
-    return FALSE
-
-
-def refine(families: Iterable[tuple[Strings, Type]], fields: dict[str, Type]) -> tuple[Family, ...]:
-    """Families without the empty ones; those that are finite become declared names in `fields`."""
-    kept: list[Family] = []
-    for names, kind in families:
-        if names.only is not None:
-            for name in sorted(names.only):
-                fields.setdefault(name, kind)
-        elif not names.is_empty():
-            kept.append(Family(names, kind))
-    if len(kept) > MAX_FAMILIES:
-        raise GrammarTooComplex("key families", f"the patterns for property names overlap in more than {MAX_FAMILIES} ways")
-    return tuple(kept)
 
 
 def intersect(a: Shape, b: Shape, types: Types) -> Shape | None:
@@ -245,7 +218,7 @@ def product(left: Sequence[Shape], right: Sequence[Shape], types: Types) -> list
 
 def limit_shapes(n: int) -> None:
     if n > MAX_SHAPES:
-        raise GrammarTooComplex("alternatives", f"combining the branches of this schema gives more than {MAX_SHAPES} alternatives; use fewer overlapping allOf/anyOf/oneOf/not")
+        raise GrammarTooComplex("alternatives", f"combining the branches gives more than {MAX_SHAPES} alternatives; use fewer overlapping allOf/anyOf/oneOf/not")
 
 
 def complement(shapes: Sequence[Shape], types: Types, pointer: str, keyword: str) -> list[Shape]:
@@ -305,9 +278,7 @@ def _outside_object(o: Object, types: Types) -> list[Shape]:
         if t is not TRUE and name not in o.required:
             out.append(Object({name: types.negate(t)}, frozenset((name,))))
     declared = frozenset(o.fields)
-    for family in o.extras:
-        if family.type is not TRUE:
-            out.append(Object({}, some=(Exists(family.names, declared, types.negate(family.type)),)))
+    out += [Object({}, some=(Exists(f.names, declared, types.negate(f.type)),)) for f in o.extras if f.type is not TRUE]
     for e in o.some:
         fields = dict.fromkeys(sorted(e.but), TRUE)
         inside = (e.names, types.negate(e.type))

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
-
-from .expand import Expander, pointer_of
-from .keywords import TYPES
-from .members import describe
-from .scalars import Numbers, Strings
-from .shapes import ANYTHING, Array, Object, Shape
-from .types import ATOM, BOTH, FALSE, TRUE, Type, Value
-from .unique import Distinct, distinct
-from .witnesses import Steps, settle, steps_of
+from agentkit.grammars.frontends.json_schema.expand import Expander, pointer_of
+from agentkit.grammars.frontends.json_schema.keywords import TYPES
+from agentkit.grammars.frontends.json_schema.members import describe
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
+from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, Array, Object, Shape
+from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, TRUE, Type, Value
+from agentkit.grammars.frontends.json_schema.unique import Distinct, distinct
+from agentkit.grammars.frontends.json_schema.witnesses import Steps, settle, steps_of
 
 MAX_NESTING = 512  # arrays and objects within each other in the schema itself
 

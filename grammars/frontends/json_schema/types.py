@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkit.errors import GrammarTooComplex
+from agentkit.errors import GrammarTooComplex, InvalidGrammar
 
 MAX_TYPES = 50_000
 
 ATOM, BOTH, EITHER, NOT, CONSTANT = range(5)
+
+
+class InPlaceCycle(InvalidGrammar):
+    """References that lead back to themselves without a container between."""
 
 
 class Type:
@@ -24,7 +28,7 @@ class Type:
     source: of an ATOM, the Location of a schema, or a `Value`
     """
 
-    __slots__ = ("op", "parts", "source", "mask", "opposite", "shapes", "busy", "final", "tracked")
+    __slots__ = ("busy", "final", "mask", "op", "opposite", "parts", "shapes", "source", "tracked")
 
     def __init__(self, op: int, parts: tuple[Type, ...] = (), source: Any = None, mask: int = 0) -> None:
         self.op = op
@@ -41,7 +45,7 @@ class Type:
 class Value:
     """A constant JSON value and the pointer where it stands."""
 
-    __slots__ = ("value", "pointer")
+    __slots__ = ("pointer", "value")
 
     def __init__(self, value: Any, pointer: str) -> None:
         self.value = value
@@ -71,7 +75,7 @@ class Types:
     def _new(self, made: Type) -> Type:
         self._count += 1
         if self._count > MAX_TYPES:
-            raise GrammarTooComplex("types", f"combining the parts of this schema gives more than {MAX_TYPES} different conditions; use fewer overlapping allOf/anyOf/oneOf/not")
+            raise GrammarTooComplex("types", f"combining the parts gives more than {MAX_TYPES} different conditions; use fewer overlapping allOf/anyOf/oneOf/not")
         return made
 
     def both(self, *parts: Type) -> Type:
@@ -103,7 +107,8 @@ class Types:
             if t.op == ATOM:
                 made = self._new(Type(NOT, (t,)))
             else:
-                made = self._combine(EITHER if t.op == BOTH else BOTH, tuple(self.negate(p) for p in t.parts), *((FALSE, TRUE) if t.op == BOTH else (TRUE, FALSE)))
+                parts = [self.negate(p) for p in t.parts]
+                made = self.either(*parts) if t.op == BOTH else self.both(*parts)
             t.opposite = made
             if made.opposite is None:
                 made.opposite = t

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .scalars import Numbers, Strings
-from .shapes import ARRAY, Array, Booleans, Null, Shape
-from .types import Type, Types, Value
-from .witnesses import Steps
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
+from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Booleans, Null, Shape
+from agentkit.grammars.frontends.json_schema.types import Type, Types, Value
+from agentkit.grammars.frontends.json_schema.witnesses import Steps
 
 MAX_CONSTANTS = 8
 
@@ -20,7 +20,7 @@ MAX_CONSTANTS = 8
 class Distinct:
     """Arrays of `lo` to `hi` different strings from `sets`."""
 
-    __slots__ = ("sets", "lo", "hi")
+    __slots__ = ("hi", "lo", "sets")
     kind = ARRAY
 
     def __init__(self, sets: tuple[Strings, ...], lo: int, hi: int | None) -> None:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
-
-from .scalars import ANY_STRING
-from .shapes import ARRAY, Array, Contains, Exists, Family, Object, intersect
-from .types import FALSE, TRUE, Type, Types
+from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING
+from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Family, Object, intersect
+from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
 
 MAX_STATES = 4096
 MAX_OPTIONAL = 6  # optional properties among which "some undeclared property" is counted out
@@ -27,7 +26,7 @@ class Steps:
     State 0 is the start; a state's moves lead to itself or to later states only.
     """
 
-    __slots__ = ("moves", "accepting")
+    __slots__ = ("accepting", "moves")
     kind = ARRAY
 
     def __init__(self, moves: list[tuple[tuple[Type, int], ...]], accepting: list[bool]) -> None:
@@ -61,7 +60,7 @@ def _reach(a: Array, far: int, types: Types) -> list[tuple[State, list[tuple[Typ
                 seen.add(to)
                 queue.append(to)
         if len(seen) > MAX_STATES:
-            raise GrammarTooComplex("array states", f"contains together with minItems, maxItems, minContains and maxContains needs more than {MAX_STATES} states; use smaller bounds")
+            raise GrammarTooComplex("array states", f"contains with the bounds on items and matches needs more than {MAX_STATES} states; use smaller bounds")
     return found
 
 
@@ -142,5 +141,3 @@ def _with_undeclared(o: Object, e: Exists, types: Types) -> list[Object]:
     return out
 
 
-def conditions(a: Array) -> tuple[Contains, ...]:
-    return a.some

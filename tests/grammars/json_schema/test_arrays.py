@@ -1,0 +1,80 @@
+"""Arrays: tuples, lengths, contains, uniqueItems."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkit.errors import UnsatisfiableSchema, UnsupportedSchema
+from agentkit.grammars.frontends.json_schema import compile_schema
+from tests.grammars.json_schema.oracle import check
+
+INTEGER = {"type": "integer"}
+
+
+def test_lengths() -> None:
+    check({"type": "array", "items": INTEGER, "minItems": 1, "maxItems": 3}, ["[1]", "[1,2]", "[1,2,3]"], ["[]", "[1,2,3,4]", '["a"]', "[1,]", "[,1]"])
+    check({"type": "array", "maxItems": 0}, ["[]"], ["[1]"])
+
+
+def test_tuples_open_closed_and_optional() -> None:
+    pair = [INTEGER, {"type": "string"}]
+    check({"type": "array", "prefixItems": pair}, ["[]", "[1]", '[1,"a"]', '[1,"a",null]'], ["[null]", "[1,2]"])
+    check({"type": "array", "prefixItems": pair, "items": False, "minItems": 2}, ['[1,"a"]'], ["[1]", '[1,"a",0]', "[]", '["a",1]'])
+    check({"type": "array", "items": pair, "additionalItems": {"type": "null"}}, ["[]", '[1,"a",null,null]'], ['[1,"a",2]'])
+    check({"type": "array", "prefixItems": [INTEGER, False]}, ["[]", "[1]"], ["[1,2]"])
+
+
+def test_contains_with_counts() -> None:
+    check({"type": "array", "contains": {"const": 1}}, ["[1]", "[2,1]", "[1,1,2]"], ["[]", "[2]"])
+    schema = {"type": "array", "items": INTEGER, "contains": {"const": 1}, "minContains": 2, "maxContains": 3, "maxItems": 5}
+    check(schema, ["[1,1]", "[2,1,3,1]", "[1,1,1,2,2]"], ["[1]", "[1,1,1,1]", "[1,1,2,2,2,2]", '[1,1,"a"]'])
+    check({"type": "array", "contains": INTEGER, "minContains": 0}, ["[]", '["a"]'], ["{}"])
+
+
+def test_contains_in_the_negative() -> None:
+    check({"type": "array", "not": {"contains": {"const": 1}}}, ["[]", "[2,3]"], ["[1]", "[2,1]"])
+    check({"type": "array", "not": {"items": INTEGER}}, ['["a"]', '[1,"a",2]'], ["[]", "[1,2]"])
+
+
+def test_different_strings() -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 1, "maxItems": 3}
+    check(schema, ['["a"]', '["a","b"]', '["","a","aa"]'], ["[]", '["a","a"]', '["a","b","a"]', '["a","b","c","d"]', '["a",]'])
+    few = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
+    check(few, ["[]", '["b","a"]', '["a"]'], ['["a","a"]', '["c"]'])
+    check(few, ['[ "b",\n "a" ]', "[ ]"], ['["a","b","a"]'], whitespace="flexible")
+
+
+def test_different_constants() -> None:
+    schema = {"type": "array", "items": {"enum": [1, True, "a", None]}, "uniqueItems": True, "minItems": 2}
+    check(schema, ["[1,true]", '["a",null,1,true]', "[true,1]"], ["[1]", "[1,1]", "[1,1.0]", '["a","a"]', "[false,1]"])
+
+
+def test_uniqueness_that_cannot_be_kept_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedSchema) as caught:
+        compile_schema({"properties": {"a": {"type": "array", "items": {"type": "object"}, "uniqueItems": True}}})
+    assert (caught.value.pointer, caught.value.keyword) == ("#/properties/a", "uniqueItems")
+    check({"type": "array", "items": {"type": "object"}, "uniqueItems": True, "maxItems": 1}, ["[]", "[{}]"], ["[{},{}]"])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"prefixItems": [INTEGER], "items": False, "minItems": 2},
+        {"minItems": 3, "maxItems": 2},
+        {"items": {"enum": []}, "minItems": 1},
+        {"contains": INTEGER, "items": {"type": "string"}},
+        {"items": {"enum": ["a", "b"]}, "uniqueItems": True, "minItems": 3},
+        {"contains": INTEGER, "minContains": 3, "maxItems": 2},
+    ],
+)
+def test_arrays_that_cannot_be(schema: dict[str, object]) -> None:
+    with pytest.raises(UnsatisfiableSchema):
+        compile_schema({"type": "array", **schema})
+
+
+def test_white_space_belongs_between_tokens_only() -> None:
+    schema = {"type": "array", "items": INTEGER}
+    good = ["[]", "[ ]", "[\n]", "[1, 2]", "[ 1 ,2 ]", "[\n  1,\n  2\n]", "[1,\t2]", "[\r\n1]"]
+    check(schema, good, [" []", "[] ", "[\n\n1]", "[1" + " " * 41 + "]", "[\n]\n"], whitespace="flexible")
+    check(schema, ["[]", "[1,2]"], ["[ ]", "[1, 2]"], whitespace="compact")
+    check(schema, ["[" + " " * 40 + "\n" + " " * 40 + "1]"], ["[" + " " * 40 + "\n" + " " * 41 + "1]"], whitespace="flexible")
