@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypedDict, TypeVar, Unpack
 
@@ -39,6 +39,23 @@ _REMOTE = ("openai", "vllm", "sglang", "llamacpp")  # prefixes of names that mea
 _MANY_CALLS = 8  # bound on calls in one turn where parallel_tool_calls=True
 
 
+class AgentOptions(TypedDict, total=False):
+    """Options of an Agent; see there."""
+
+    tools: Sequence[Tool[..., Any] | Callable[..., Any]]
+    instructions: Instructions
+    retries: int
+    name: str | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    parallel_tool_calls: bool | int
+    approve: Approve | None
+    output_validators: Sequence[Validator]
+
+
 class Agent(Generic[DepsT, OutputT]):
     """A model with tools and instructions.
 
@@ -60,13 +77,23 @@ class Agent(Generic[DepsT, OutputT]):
         InvalidOption: an option cannot be used.
     """
 
+    @overload
+    def __init__(self: Agent[DepsT, str], model: Engine | ChatModel | str, *, deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]) -> None: ...
+    @overload
+    def __init__(
+        self, model: Engine | ChatModel | str, *, output_type: type[OutputT], deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
+    ) -> None: ...
+    @overload  # a union, a list of alternatives: type checkers cannot tell what comes out
+    def __init__(
+        self: Agent[DepsT, Any], model: Engine | ChatModel | str, *, output_type: Any, deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
+    ) -> None: ...
     def __init__(
         self,
         model: Engine | ChatModel | str,
         *,
         tools: Sequence[Tool[..., Any] | Callable[..., Any]] = (),
         instructions: Instructions = "",
-        output_type: type[OutputT] | Any = str,
+        output_type: Any = str,
         deps_type: type[DepsT] | None = None,
         retries: int = 1,
         name: str | None = None,
