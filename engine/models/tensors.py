@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,7 @@ def _entry(file: Path, data: torch.Tensor, name: str, info: dict[str, Any], base
 
 
 def _adjacent(entries: Sequence[_Entry]) -> bool:
-    pairs = zip(entries, entries[1:], strict=False)
-    return all(a.data is b.data and a.dtype == b.dtype and a.end == b.start for a, b in pairs)
+    return all(a.data is b.data and a.dtype == b.dtype and a.end == b.start for a, b in pairwise(entries))
 
 
 def _view(entry: _Entry, end: int, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ SMALL = {
     "vocab_size": 211,
     "hidden_size": 48,
     "intermediate_size": 80,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
@@ -43,9 +44,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {**SMALL, "head_dim": 24}),
     "gemma": ("GemmaConfig", {**SMALL, "head_dim": 24}),
     "gemma2": ("Gemma2Config", GEMMA),
-    "gemma3": ("Gemma3TextConfig", {**GEMMA, "num_hidden_layers": 7}),
+    "gemma3": ("Gemma3TextConfig", {**GEMMA, "num_hidden_layers": 6}),
     "gemma3-softcap": ("Gemma3TextConfig", {**GEMMA, "final_logit_softcapping": 3.0, "num_key_value_heads": 1}),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models as small as these lose far more to waiting threads than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
@@ -62,6 +72,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             assert parameter.std() > 0, name
     folder = tmp_path_factory.mktemp(request.param)
+    theirs.name_or_path = request.param
     theirs.save_pretrained(folder)
     return theirs, load(folder)
 
@@ -90,7 +101,8 @@ def test_logits_equal_the_reference_implementation(pair: tuple[Any, Decoder]) ->
 @torch.no_grad()
 def test_greedy_continuations_equal_the_reference_implementation(pair: tuple[Any, Decoder]) -> None:
     theirs, ours = pair
-    for seed in range(10):
+    # ten prompts for the families that are promised by name, two for their variants
+    for seed in range(10 if theirs.name_or_path in ("llama", "mistral-window", "qwen2", "qwen3", "gemma3") else 2):
         ids = prompt(seed, 5 + 3 * seed)
         continuation = greedy(ours, ids, 64)
         # the reference continues with the same 64 tokens exactly if each is its argmax after those before
