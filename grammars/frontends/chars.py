@@ -29,6 +29,13 @@ class CharSet:
 
     ranges: tuple[Range, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.ranges)
+
     @staticmethod
     def of(*items: int | str | Range) -> CharSet:
         """From code points, characters of strings, and (first, last) pairs."""
@@ -172,14 +179,20 @@ def _spell(builder: Builder, ranges: tuple[Range, ...], digits: tuple[_Digit, ..
         unit = 1
         for d in digits[level + 1 :]:
             unit *= d.radix
+        whole = ((0, unit - 1),)
         below: dict[int, list[Range]] = {}
+        groups: dict[tuple[Range, ...], list[int]] = {whole: []}
         for lo, hi in part:
-            for v in range(lo // unit, hi // unit + 1):
-                base = v * unit
-                below.setdefault(v, []).append((max(lo - base, 0), min(hi - base, unit - 1)))
-        groups: dict[tuple[Range, ...], list[int]] = {}
+            first, last = -(-lo // unit), (hi + 1) // unit  # digits from first to last - 1 are covered in full
+            groups[whole].extend(range(first, last))
+            if first * unit > lo:
+                below.setdefault(first - 1, []).append((lo % unit, min(unit - 1, hi - (first - 1) * unit)))
+            if last * unit <= hi and last >= first:
+                below.setdefault(last, []).append((0, hi - last * unit))
         for v, rest in below.items():
             groups.setdefault(tuple(rest), []).append(v)
+        if not groups[whole]:
+            del groups[whole]
         return builder.alt(*(builder.seq(digits[level].spell(builder, values), build(level + 1, rest)) for rest, values in groups.items()))
 
     return build(0, ranges)
@@ -192,8 +205,24 @@ def _pieces(chars: CharSet, table: tuple[tuple[int, int, int, tuple[_Digit, ...]
             yield tuple((lo - first + value, hi - first + value) for lo, hi in part.ranges), digits
 
 
+def _ascii_bits(chars: CharSet) -> int:
+    """The set as a bitmap if it is ASCII only, else 0."""
+    if not chars.ranges or chars.ranges[-1][1] > 0x7F:
+        return 0
+    bits = 0
+    for lo, hi in chars.ranges:
+        bits |= (2 << hi) - (1 << lo)
+    return bits
+
+
+_SPECIAL_BITS = _ascii_bits(JSON_SPECIAL)
+
+
 def utf8_class(builder: Builder, chars: CharSet) -> Node:
     """One character of the set, as UTF-8. The empty set gives EMPTY."""
+    bits = _ascii_bits(chars)
+    if bits:
+        return builder.byte_class(bits)
     chars = chars & SCALARS
     return remembered(builder, ("utf8", chars), lambda: builder.alt(*(_spell(builder, r, d) for r, d in _pieces(chars, _UTF8))))
 
@@ -205,6 +234,9 @@ def json_char(builder: Builder, chars: CharSet, universe: Spelling = "canonical"
                escape, else \\u00xx in lower case.
     full:      every legal spelling: raw, short escapes with \\/, \\uXXXX in either case, surrogate pairs beyond U+FFFF.
     """
+    bits = _ascii_bits(chars)
+    if bits and universe == "canonical" and not bits & _SPECIAL_BITS:
+        return builder.byte_class(bits)
     chars = chars & SCALARS
     return remembered(builder, ("json", universe, chars), lambda: _json_char(builder, chars, universe))
 

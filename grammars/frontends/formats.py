@@ -99,7 +99,7 @@ _VARCHAR = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
 _VARSPEC = rf"{_VARCHAR}(?:\.?{_VARCHAR})*(?::[1-9]\d{{0,3}}|\*)?"
 _TEMPLATE = (
     rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9A-Fa-f]{{2}}"
-    rf"|\{{[+#./;?&=,!@|]?{_VARSPEC}(?:,{_VARSPEC})*\}})*"
+    rf"|\{{[+#./;?&]?{_VARSPEC}(?:,{_VARSPEC})*\}})*"
 )
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _MAIL_DOMAIN = rf"(?:{_HOST_LABEL}\.)+[A-Za-z]{{2,63}}"
@@ -136,7 +136,7 @@ def _network6() -> str:
 
 
 def _hosts(scheme: str) -> str:
-    user = r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
+    user = r"(?:[A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})"  # a comma would end the host
     port = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
     host = rf"(?:{user}+(?::{user}*)?@)?(?:{_HOST_LABEL}(?:\.{_HOST_LABEL})*)(?::{port})?"
     tail = r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?"
@@ -158,7 +158,7 @@ _MAKERS: dict[str, Callable[[], Format]] = {
     "uri-reference": lambda: Format(_reference(False, relative=True)),
     "iri": lambda: Format(_reference(True, relative=False)),
     "iri-reference": lambda: Format(_reference(True, relative=True)),
-    "uri-template": lambda: Format(_TEMPLATE),
+    "uri-template": lambda: Format(_TEMPLATE, exact=False),
     "uuid": lambda: Format(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"),
     "json-pointer": lambda: Format(_POINTER),
     "relative-json-pointer": lambda: Format(rf"(?:0|[1-9]\d*)(?:#|{_POINTER})"),

@@ -7,39 +7,53 @@ Constructors simplify (a repeat of a repeat, a sequence of one part), so that `(
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from agentkit.grammars.frontends.chars import EVERY, SCALARS, CharSet
 
 
 class Tree:
-    """Base of all syntax trees; all are immutable and hashable."""
+    """Base of all syntax trees: immutable, compared by content, hashed once."""
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)  # type: ignore[attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and hash(self) == hash(other) and self._fields() == other._fields())  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self), *self._fields()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chars(Tree):
     """One character of a set."""
 
     set: CharSet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seq(Tree):
     parts: tuple[Tree, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Alt(Tree):
     parts: tuple[Tree, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Repeat(Tree):
     body: Tree
     lo: int
     hi: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Beside(Tree):
     """A condition on the two characters beside a position, consuming nothing: `^`, `$`, `\\b` are made of these.
 
@@ -52,7 +66,7 @@ class Beside(Tree):
     after_edge: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Look(Tree):
     """(?=body), (?!body), (?<=body), (?<!body); position: where it stands in the pattern, for messages."""
 

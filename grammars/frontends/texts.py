@@ -93,14 +93,21 @@ class TextSet:
             level = self._longer(level, limit)
         return min(limit, found + len(level))
 
-    def examples(self, limit: int) -> Iterator[str]:
-        """Up to `limit` texts of the set, by length: all of them if there are no more, else some."""
-        level = [("", self.root)] if self.alive(self.root) else []
-        while level and limit > 0:
-            found = [text for text, node in level if self.nullable(node)][:limit]
-            yield from found
-            limit -= len(found)
-            level = self._longer(level, limit)
+    def shortest(self) -> str | None:
+        """A shortest text of the set; None if it is empty or the search passes MAX_STATES."""
+        level, seen = [("", self.root)], {self.root}
+        while level and len(seen) < MAX_STATES:
+            following = []
+            for text, node in level:
+                if self.nullable(node):
+                    return text
+                for code, chars in enumerate(self.alphabet.classes):
+                    after = self.step(node, code)
+                    if after not in seen and after != self.b.EMPTY:
+                        seen.add(after)
+                        following.append((text + chr(chars.ranges[0][0]), after))
+            level = following
+        return None
 
     def _longer(self, level: list[tuple[str, Node]], limit: int) -> list[tuple[str, Node]]:
         """Live beginnings one character longer, at most `limit` of them."""
