@@ -32,6 +32,7 @@ from agentkit.engine.runner import TorchRunner
 from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.text import OutputText
+from agentkit.engine.weights import half_precision
 from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 
@@ -89,8 +90,10 @@ class Engine:
             kept_sequences=kept_sequences,
         )
         start = time.perf_counter()
-        dtype = "float32" if weights == "fp32" else "auto"
+        dtype = "auto" if weights == "auto" else "float32"
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
+        if weights == "fp16":
+            loaded = replace(loaded, model=half_precision(loaded.model))
         self._loaded = loaded
         self.model_name = loaded.name
         self._wants_bos = _puts_bos(loaded.tokenizer)
