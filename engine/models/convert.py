@@ -36,7 +36,8 @@ def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
     file = GgufFile(source)
     progress("reading the tokenizer", 0, None)
     _write_json(target / "config.json", file.config())
-    _write_json(target / "generation_config.json", {"bos_token_id": file.get("tokenizer.ggml.bos_token_id"), "eos_token_id": gguf_tokenizer.stop_token_ids(file)})
+    generation = {"bos_token_id": file.get("tokenizer.ggml.bos_token_id"), "eos_token_id": gguf_tokenizer.stop_token_ids(file)}
+    _write_json(target / "generation_config.json", generation)
     _write_json(target / "tokenizer.json", gguf_tokenizer.tokenizer_json(file))
     _write_json(target / "tokenizer_config.json", gguf_tokenizer.tokenizer_config(file))
     template, tool_template = gguf_tokenizer.chat_templates(file)

@@ -113,9 +113,7 @@ class Decoder:
 
     __call__ = forward
 
-    def _block(
-        self, index: int, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend, rows: RowSelection
-    ) -> torch.Tensor:
+    def _block(self, index: int, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend, rows: RowSelection) -> torch.Tensor:
         """One block. After attention only `rows` go on (the last layer's other rows serve only as keys and values)."""
         attended = self._attention(index, layer, self._norm(x, layer.before_attention), cos, sin, attend)  # [T, H·D]
         if rows is not None:

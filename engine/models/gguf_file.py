@@ -101,7 +101,8 @@ class GgufFile:
             heads = int(self.get("{arch}.attention.head_count"))
             return _half_split(flat, heads if part.group(1) == "q" else int(self.get("{arch}.attention.head_count_kv", heads)))
         if self.architecture.startswith("gemma") and tensor.name.endswith("norm.weight"):
-            return flat - np.asarray(1, flat.dtype)
+            less: Array = flat - np.asarray(1, flat.dtype)
+            return less
         return flat
 
     def config(self) -> dict[str, Any]:
@@ -232,7 +233,7 @@ class _Metadata(dict[str, Any]):
         return super().__getitem__(key).contents()
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - dict.get would not decode
 
 
 def _half_split(array: Array, heads: int) -> Array:
@@ -262,4 +263,3 @@ _GROUPS = (_group("self_attn.q_proj", "self_attn.v_proj"), _group("mlp.gate_proj
 def _short(value: float) -> float:
     """The float32 of the file as the shortest decimal that means the same (1e-05, not 9.999999747378752e-06)."""
     return float(str(np.float32(value)))
-

@@ -71,7 +71,8 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     else:
         raise EngineError(f"{file.path}: the tokenizer model {kind!r} is not supported; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)")
     spelled = _spelling(kind, tokens, types)
-    added = [_added(index, spelled[index], types[index] != _USER_DEFINED) for index in range(len(tokens)) if types[index] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+    named = [index for index in range(len(tokens)) if types[index] in (_UNKNOWN, _CONTROL, _USER_DEFINED)]
+    added = [_added(index, spelled[index], types[index] != _USER_DEFINED) for index in named]
     return {
         "version": "1.0",
         "truncation": None,

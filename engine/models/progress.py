@@ -87,9 +87,7 @@ class _LazyBars:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-            self._bars = Progress(
-                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=Console(stderr=True)
-            )
+            self._bars = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=Console(stderr=True))
             self._bars.start()
             self._show = _BarProgress(self._bars)
         self._show(stage, done, total)

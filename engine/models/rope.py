@@ -96,9 +96,7 @@ def _yarn_attention(factor: float, mscale: float | None, mscale_all: float | Non
     return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
 
 
-def rotary_tables(
-    frequencies: torch.Tensor, positions: torch.Tensor, attention_factor: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(frequencies: torch.Tensor, positions: torch.Tensor, attention_factor: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and signed sines for `rotate`: frequencies [D/2] float32, positions [T] -> two of [T, 1, D] in `dtype`."""
     import torch
 

@@ -115,12 +115,25 @@ class Tokenizer:
             if isinstance(piece, int):
                 ids.append(piece)
                 continue
-            raw = self.raw if index == 0 else self._inner
-            try:
-                ids.extend(raw.encode(piece, add_special_tokens=False).ids)
-            except UnicodeEncodeError as error:
-                raise EngineError(f"the text holds a lone surrogate at character {error.start}; remove it, or decode the text anew") from error
+            ids.extend(self._plain(piece, self.raw if index == 0 else self._inner))
         return ids
+
+    def _plain(self, text: str, raw: tokenizers.Tokenizer) -> list[int]:
+        """Plain text to ids, none of them special even where the vocabulary's own merges would spell a special token."""
+        try:
+            ids: list[int] = raw.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            where = next((index for index, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+            if where is None:
+                raise
+            raise EngineError(f"the text holds a lone surrogate at character {where}; remove it, or decode the text anew") from error
+        if self.special_ids.isdisjoint(ids) or self._special_pattern is None:
+            return ids
+        match = self._special_pattern.search(text)
+        if match is None:
+            return ids  # the tokenizer's own sign for unknown text
+        cut = match.start(next(group for group, found in enumerate(match.groups(), 1) if found is not None)) + 1
+        return self._plain(text[:cut], raw) + self._plain(text[cut:], self._inner)
 
     def decode(self, ids: Iterable[int], *, continuation: bool = False) -> str:
         """The text of tokens, without special ones; bytes that are no UTF-8 become U+FFFD.
