@@ -91,7 +91,7 @@ def object_shape(x: Expander, at: Location) -> Shape | None:
 
 
 def _seen_keys(schema: dict[str, Any], pointer: str) -> SeenKeys:
-    families = tuple(strings_matching(p, pointer, "patternProperties") for p in schema.get("patternProperties", {}))
+    families = tuple(strings_matching(p, pointer) for p in schema.get("patternProperties", {}))
     return SeenKeys("additionalProperties" in schema, frozenset(schema.get("properties", {})), families)
 
 
@@ -100,7 +100,7 @@ def _patterns(x: Expander, at: Location, fields: dict[str, Type], additional: Ty
     patterns: list[tuple[Strings, Type]] = []
     for pattern, sub in kw.named_subschemas(at.schema["patternProperties"], "patternProperties", at.pointer).items():
         path = "/patternProperties/" + escape(pattern)
-        patterns.append((strings_matching(pattern, at.pointer + path, "patternProperties"), x.place(at, sub, path)))
+        patterns.append((strings_matching(pattern, at.pointer + path), x.place(at, sub, path)))
     for name in fields:
         for names, t in patterns:
             if names.contains(name):

@@ -14,8 +14,12 @@ from fractions import Fraction
 from typing import Any
 
 from agentkit.grammars.expr import Builder, Node
+from agentkit.grammars.frontends import formats
+from agentkit.grammars.frontends.chars import json_escape
 from agentkit.grammars.frontends.json_schema import keywords as kw
 from agentkit.grammars.frontends.numbers import FRACTION_DIGITS, INTEGER_DIGITS, NumberFacets, number_node
+from agentkit.grammars.frontends.strings import StringFacets, string_content, string_node, string_trie
+from agentkit.grammars.report import Report
 
 NUMBER, STRING = "number", "string"
 
@@ -118,48 +122,92 @@ def numbers_from(schema: dict[str, Any], pointer: str, *, integer: bool, whole: 
     return None if facets.is_empty() else Numbers(facets, None, integer and whole)
 
 
-# TEMP
-from agentkit.grammars.frontends.chars import SCALARS, json_char, json_escape
-
-
 @dataclass(frozen=True, slots=True)
 class Strings:
-    lo: int = 0
-    hi: int | None = None
+    """Texts within `facets`, or exactly those in `only`."""
+
+    facets: StringFacets
     only: frozenset[str] | None = None
     kind = STRING
+
     @staticmethod
-    def of(values):
-        return Strings(0, None, values)
-    def contains(self, v):
-        return v in self.only if self.only is not None else self.lo <= len(v) and (self.hi is None or len(v) <= self.hi)
-    def is_empty(self):
-        return not self.only if self.only is not None else self.hi is not None and self.lo > self.hi
-    def intersect(self, o):
-        if self.only is None and o.only is None:
-            r = Strings(max(self.lo, o.lo), min((h for h in (self.hi, o.hi) if h is not None), default=None))
-            return None if r.is_empty() else r
-        s, b = (self, o) if self.only is not None else (o, self)
-        v = frozenset(x for x in s.only if b.contains(x))
-        return Strings.of(v) if v else None
-    def outside(self, pointer, keyword):
-        if self.only is not None: raise UnsupportedSchema(pointer, keyword)
-        if self.lo: yield Strings(0, self.lo-1)
-        if self.hi is not None: yield Strings(self.hi+1)
-    def node(self, b):
-        q = b.literal(b'"')
-        return b.seq(q, self.key_node(b), q)
-    def key_node(self, b):
-        if self.only is not None: return b.trie(json_escape(s) for s in self.only)
-        return b.repeat(json_char(b, SCALARS), self.lo, self.hi)
-    def has_at_least(self, n): return self.only is None
-    def count_up_to(self, n): return n
-ANY_STRING = Strings()
-def spell_key(name): return json_escape(name)
-from agentkit.errors import UnsupportedSchema
+    def of(values: frozenset[str]) -> Strings:
+        return Strings(ANY_STRING.facets, values)
+
+    def contains(self, text: str) -> bool:
+        return text in self.only if self.only is not None else self.facets.contains(text)
+
+    def is_empty(self) -> bool:
+        return not any(map(spellable, self.only)) if self.only is not None else self.facets.is_empty()
+
+    def count_up_to(self, limit: int) -> int:
+        """How many texts are in the set, but at most `limit`."""
+        if self.only is not None:
+            return min(limit, len(self.only))
+        return limit if self.facets.lengths_only and self.facets.max_length != 0 else self.facets.count_up_to(limit)
+
+    def intersect(self, other: Strings) -> Strings | None:
+        if self.only is None and other.only is None:
+            facets = self.facets.intersect(other.facets)
+            if facets == self.facets:
+                return self
+            return None if facets.is_empty() else Strings(facets)
+        small, big = (self, other) if self.only is not None else (other, self)
+        texts = frozenset(t for t in small.only or () if big.contains(t))
+        return Strings.of(texts) if texts else None
+
+    def outside(self, pointer: str, keyword: str) -> Iterator[Strings]:
+        """Sets whose union is every other text.
+
+        Raises UnsupportedSchema for a format whose complement is not known exactly.
+        """
+        if self.only is not None:
+            yield Strings(StringFacets(excluded=self.only))
+            return
+        yield from (Strings(f) for f in self.facets.complement(pointer, keyword))
+        if self.facets.excluded:
+            yield Strings.of(self.facets.excluded)
+
+    def node(self, builder: Builder) -> Node:
+        if self.only is not None:
+            return string_trie(builder, filter(spellable, self.only))
+        return string_node(builder, self.facets)
+
+    def key_node(self, builder: Builder) -> Node:
+        """The text between the quotes, in the one spelling that keys have."""
+        if self.only is not None:
+            return builder.trie(spell_key(text) for text in self.only if spellable(text))
+        return string_content(builder, self.facets)
 
 
-def strings_from(schema, pointer, report):
-    if "pattern" in schema or "format" in schema: raise UnsupportedSchema(pointer, "pattern")
-    return Strings(kw.count(schema,"minLength",pointer) or 0, kw.count(schema,"maxLength",pointer))
-def strings_matching(p, pointer, k): raise UnsupportedSchema(pointer, k)
+ANY_STRING = Strings(StringFacets())
+
+
+def spellable(text: str) -> bool:
+    """Lone surrogates stand for no character, so no UTF-8 text carries them."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def spell_key(name: str) -> bytes:
+    """A property name as it stands between its quotes."""
+    return json_escape(name)
+
+
+def strings_from(schema: dict[str, Any], pointer: str, report: Report) -> Strings | None:
+    """minLength, maxLength, pattern and format; None if empty. A format that is not known is an annotation, and reported so."""
+    pattern, form = schema.get("pattern"), schema.get("format")
+    if pattern is not None and not isinstance(pattern, str):
+        raise kw.malformed(pointer, "pattern", pattern, "a regular expression in a string")
+    if form is not None and not isinstance(form, str):
+        raise kw.malformed(pointer, "format", form, "a name")
+    if form is not None and formats.find(form) is None:
+        report.irrelevant(f"{pointer}/format", f"the format {form!r} says nothing that the text could break")
+        form = None
+    lo, hi = kw.count(schema, "minLength", pointer) or 0, kw.count(schema, "maxLength", pointer)
+    facets = StringFacets.make(min_length=lo, max_length=hi, pattern=pattern, format=form, pointer=pointer)
+    return None if facets.is_empty() else Strings(facets)
+
+
+def strings_matching(pattern: str, pointer: str) -> Strings:
+    """The names that a key of patternProperties matches; `pointer`: of the schema, for messages about the pattern."""
+    return Strings(StringFacets.make(pattern=pattern, pointer=pointer))

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
 from agentkit.grammars.frontends.json_schema.expand import Expander, pointer_of
-from agentkit.grammars.frontends.json_schema.keywords import TYPES
 from agentkit.grammars.frontends.json_schema.members import describe
-from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spellable
 from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, Array, Object, Shape
-from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, TRUE, Type, Value
+from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, Type, Value
 from agentkit.grammars.frontends.json_schema.unique import Distinct, distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps, settle, steps_of
 
@@ -163,11 +162,3 @@ def members(s: Final) -> Iterable[Type]:
     if isinstance(s, Steps):
         return [t for moves in s.moves for t, _ in moves]
     return ()
-
-
-def spellable(name: str) -> bool:
-    """Lone surrogates stand for no character, so no text carries such a name."""
-    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-__all__ = ["TRUE", "TYPES", "Final", "Solver", "members", "spellable"]

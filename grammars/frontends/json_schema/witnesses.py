@@ -124,11 +124,12 @@ def _with_undeclared(o: Object, e: Exists, types: Types) -> list[Object]:
             matching.append(family)
     if not matching:
         return []
+    o = Object({**o.fields, **{n: o.member(n) for n in sorted(e.but) if n not in o.fields}}, o.required, o.extras, o.lo, o.hi, o.some)
     usable = [f for f in o.extras if f.type is not FALSE]
     optional = [n for n, t in o.fields.items() if n not in o.required and t is not FALSE]
     whole = e.names is ANY_STRING or all(f.names is e.names for f in usable)
     serves = all(f.type is e.type or e.type is TRUE for f in usable)
-    if not (whole and serves and e.but <= o.fields.keys() and len(optional) <= MAX_OPTIONAL):
+    if not (whole and serves and len(optional) <= MAX_OPTIONAL):
         raise UnsupportedSchema("#", "not", "it asks for some undeclared property with a value of a certain kind")
     out: list[Object] = []
     for n in range(len(optional) + 1):

@@ -49,7 +49,8 @@ def test_constants_compare_as_json_values() -> None:
     check({"enum": [1, True, "a", None]}, ["1", "1.0", "1.00", "true", '"a"', "null"], ["false", "0", '"b"', "1.5"])
     check({"const": 0}, ["0", "0.0"], ["false", "null", '""'])
     check({"enum": [1.5, -0.25, 1e-7, 1e21]}, ["1.5", "-0.25", "1e-07", "0.0000001", "1e+21", "1000000000000000000000"], ["1.25", "1"])
-    check({"const": {"b": [1, {"a": None}], "a": "x"}}, ['{"b":[1,{"a":null}],"a":"x"}'], ['{"a":"x"}', '{"b":[1,{"a":0}],"a":"x"}', '{"a":"x","b":[1,{"a":null}]}'])
+    nested = {"const": {"b": [1, {"a": None}], "a": "x"}}
+    check(nested, ['{"b":[1,{"a":null}],"a":"x"}'], ['{"a":"x"}', '{"b":[1,{"a":0}],"a":"x"}', '{"a":"x","b":[1,{"a":null}]}'])
     check({"const": {"b": 1, "a": 2}}, ['{"b":1,"a":2}', '{"a":2,"b":1}'], ['{"b":1}'], key_order="any")
     check({"const": []}, ["[]"], ["[null]", "{}"])
 

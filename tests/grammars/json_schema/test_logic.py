@@ -1,0 +1,142 @@
+"""allOf, anyOf, oneOf, not, if/then/else, unevaluated*: booleans act on values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
+from agentkit.grammars.frontends.json_schema import compile_schema
+from tests.grammars.json_schema.oracle import check
+
+INTEGER = {"type": "integer"}
+
+
+def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **({"required": required} if required is not None else {})}
+
+
+def test_all_branches_of_all_of_bind() -> None:
+    schema = {"allOf": [obj(["a"], a=INTEGER), obj(["b"], b={"type": "string"})]}
+    check(schema, ['{"a":1,"b":"x"}'], ['{"a":1}', '{"b":"x"}', '{"a":"1","b":"x"}', '{"a":1,"b":2}'])
+    check({"$ref": "#/$defs/n", "maximum": 10, "$defs": {"n": {"type": "integer", "minimum": 1}}}, ["1", "10"], ["0", "11", '"5"'])
+    check({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"}, ["6", "0", "-12"], ["2", "3"])
+    closed = {**obj(a=INTEGER), "additionalProperties": False}
+    check({"allOf": [closed, obj(["a"], b=INTEGER)]}, ['{"a":1}'], ['{"a":1,"b":2}', "{}"])
+
+
+def test_any_of_is_union_and_keeps_its_neighbours() -> None:
+    check({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}], "maximum": 5}, ['"a"', "3", "5"], ["2", "6", "null"])
+    check({"anyOf": [obj(["a"]), obj(["b"])]}, ['{"a":1}', '{"b":1}', '{"a":1,"b":2}'], ["{}", '{"c":1}'])
+    check({"anyOf": [False, {"type": "null"}]}, ["null"], ["1"])
+
+
+def test_one_of_means_exactly_one() -> None:
+    check({"oneOf": [{"type": "integer", "minimum": 0, "maximum": 10}, {"type": "integer", "minimum": 5, "maximum": 20}]}, ["0", "4", "11", "20"], ["5", "10", "21", "-1"])
+    check({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, ['{"a":1}', '{"b":1,"c":2}'], ["{}", '{"a":1,"b":1}'])
+    check({"oneOf": [INTEGER, {"type": "number"}]}, ["1.5"], ["1", "1.0"])
+
+
+def test_one_of_with_a_discriminator() -> None:
+    kinds = [{**obj(["kind", name], kind={"const": name}, **{name: INTEGER}), "additionalProperties": False} for name in ("circle", "square", "line")]
+    check({"oneOf": kinds}, ['{"kind":"circle","circle":1}', '{"kind":"line","line":2}'], ['{"kind":"circle","line":1}', '{"kind":"blob"}', '{"circle":1}'])
+
+
+def test_one_of_closed_objects_that_overlap() -> None:
+    a = {**obj(x=INTEGER, y=INTEGER), "additionalProperties": False}
+    b = {**obj(x=INTEGER, z=INTEGER), "additionalProperties": False}
+    check({"oneOf": [a, b]}, ['{"y":1}', '{"x":1,"y":1}', '{"z":1}'], ["{}", '{"x":1}', '{"y":1,"z":1}', '{"w":1}'], key_order="any")
+
+
+def test_one_of_that_can_never_hold() -> None:
+    with pytest.raises(UnsatisfiableSchema):
+        compile_schema({**obj(["r", "w", "h"], r=INTEGER, w=INTEGER, h=INTEGER), "oneOf": [{"required": ["r"]}, {"required": ["w", "h"]}]})
+    with pytest.raises(UnsatisfiableSchema):
+        compile_schema({"oneOf": [True, {}]})
+
+
+def test_not() -> None:
+    check({"not": {"type": "integer"}}, ['"a"', "1.5", "null", "[]"], ["1", "1.0", "-3"])
+    check({"not": {"not": INTEGER}}, ["1"], ["1.5", "null"])
+    check({"type": "object", "not": {"required": ["a"]}}, ["{}", '{"b":1}'], ['{"a":1}'])
+    check({"not": obj(["a"], a=INTEGER)}, ["{}", "1", '{"a":"x"}', '{"b":1}'], ['{"a":1}', '{"a":2,"b":1}'], key_order="any")
+    check({"type": "array", "not": {"minItems": 2}}, ["[]", "[1]"], ["[1,2]"])
+    check({"type": "object", "not": {"minProperties": 2}}, ["{}", '{"a":1}'], ['{"a":1,"b":1}'])
+    check({"not": {"enum": [1, None, [1], {"a": 1}]}, "type": ["number", "null", "array"]}, ["2", "1.5", "[]", "[2]", "[1,1]"], ["1", "1.0", "null", "[1]"])
+
+
+def test_not_of_a_closed_object() -> None:
+    closed = {**obj(["a"], a=INTEGER), "additionalProperties": False}
+    check({"type": "object", "not": closed}, ["{}", '{"a":"x"}', '{"a":1,"b":2}', '{"b":1}'], ['{"a":1}'], key_order="any")
+
+
+def test_a_complement_that_cannot_be_expressed_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedSchema) as caught:
+        compile_schema({"properties": {"p": {"not": {"additionalProperties": INTEGER}}}})
+    assert caught.value.keyword == "not"
+    assert caught.value.pointer.startswith("#/properties/p")
+
+
+def test_if_then_else() -> None:
+    schema = {**obj(["k"], k={"enum": ["a", "b"]}, n=INTEGER), "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["n"]}, "else": {"properties": {"n": False}}}
+    check(schema, ['{"k":"a","n":1}', '{"k":"b"}'], ['{"k":"a"}', '{"k":"b","n":1}', "{}"])
+    check({"if": {"type": "integer"}, "then": {"minimum": 3}}, ["3", '"a"', "1.5"], ["2"])
+    check({"if": {"type": "integer"}}, ["3", "null"], [])
+    check({"then": False}, ["1"], [])
+
+
+def test_unevaluated_properties_see_through_branches() -> None:
+    base = {"$ref": "#/$defs/base", "properties": {"b": INTEGER}, "unevaluatedProperties": False, "$defs": {"base": obj(["a"], a=INTEGER)}}
+    check(base, ['{"a":1}', '{"a":1,"b":2}'], ['{"a":1,"c":2}', "{}"], key_order="any")
+    either = {"type": "object", "anyOf": [obj(["a"], a=INTEGER), obj(["b"], b=INTEGER)], "unevaluatedProperties": False}
+    check(either, ['{"a":1}', '{"b":1}', '{"a":1,"b":2}'], ['{"a":1,"b":"x"}', '{"a":1,"c":1}'], key_order="any")
+    check({"properties": {"a": True}, "unevaluatedProperties": INTEGER}, ['{"a":"x","b":1}', "null"], ['{"b":"x"}'], key_order="any")
+    cousin = {"allOf": [{"properties": {"a": True}}, {"unevaluatedProperties": False}]}
+    check(cousin, ["{}"], ['{"a":1}'])
+
+
+def test_unevaluated_items() -> None:
+    schema = {"prefixItems": [INTEGER], "allOf": [{"prefixItems": [True, INTEGER]}], "unevaluatedItems": False}
+    check(schema, ["[]", "[1]", "[1,2]"], ["[1,2,3]", '[1,"a"]'])
+    check({"contains": {"const": 1}, "unevaluatedItems": {"type": "string"}}, ["[1]", '["a",1,1]'], ["[1,2]", '["a"]'])
+    old = {"$schema": "https://json-schema.org/draft/2019-09/schema", "contains": {"const": 1}, "unevaluatedItems": {"type": "string"}}
+    with pytest.raises(UnsatisfiableSchema):
+        compile_schema({**old, "type": "array"})
+
+
+def test_combinations_that_explode_end_in_a_typed_error() -> None:
+    pair = {"anyOf": [{"properties": {"a": {"minimum": 1}}, "required": ["b"]}, {"properties": {"c": {"minimum": 2}}, "required": ["d"]}, {"type": "array", "minItems": 2}]}
+    branches = [{"anyOf": [{"properties": {f"p{i}": {"minimum": 1}}, "required": [f"q{i}"]}, {"properties": {f"r{i}": {"minimum": 2}}, "required": [f"s{i}"]}]} for i in range(20)]
+    assert compile_schema(pair)
+    with pytest.raises(GrammarTooComplex) as caught:
+        compile_schema({"type": "object", "allOf": branches})
+    assert caught.value.limit == "alternatives"
+
+
+def test_nesting_is_bounded_by_a_typed_error() -> None:
+    deep: dict[str, Any] = INTEGER
+    for _ in range(5000):
+        deep = {"type": "object", "properties": {"k": deep}, "required": ["k"], "additionalProperties": False}
+    with pytest.raises(GrammarTooComplex):
+        compile_schema(deep)
+    inside: dict[str, Any] = INTEGER
+    for _ in range(5000):
+        inside = {"allOf": [inside]}
+    with pytest.raises(GrammarTooComplex):
+        compile_schema(inside)
+    value: list[Any] = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(GrammarTooComplex):
+        compile_schema({"const": value})
+
+
+def test_sixty_levels_compile_to_a_program_of_proportional_size() -> None:
+    def nested(levels: int) -> int:
+        deep: dict[str, Any] = INTEGER
+        for _ in range(levels):
+            deep = {"type": "object", "properties": {"k": deep}, "required": ["k"], "additionalProperties": False}
+        return len(compile_schema(deep).program.code)
+
+    assert nested(60) - nested(50) == nested(50) - nested(40)
