@@ -12,7 +12,11 @@ from torch.nn import functional
 
 from agentkit.engine.kv import KVSequence
 
-_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+def _flash_cpu(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float) -> torch.Tensor:
+    """[B, H, T, D] x [B, H, S, D] -> [B, H, T, D]; follows the operands' strides."""
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)[0]
+    return out
 
 
 class SpanAttention:
@@ -68,11 +72,11 @@ def attend_fused(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask
         )
         return out[0].transpose(0, 1)
     if t == 1:  # the group's heads are rows of one small matrix: each key is read once
-        out = _flash_cpu(q.view(1, kv, heads // kv, dim), keys.unsqueeze(0), values.unsqueeze(0), scale=scale)[0]
+        out = _flash_cpu(q.view(1, kv, heads // kv, dim), keys.unsqueeze(0), values.unsqueeze(0), None, False, scale)
         return out.reshape(1, heads, dim)
     queries = q.view(t, kv, heads // kv, dim).permute(1, 2, 0, 3)  # [KV, G, T, D]
     shape = (kv, heads // kv, keys.shape[1], dim)
-    out = _flash_cpu(queries, keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape), 0.0, causal, attn_mask=mask, scale=scale)[0]
+    out = _flash_cpu(queries, keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape), mask, causal, scale)
     return out.permute(2, 0, 1, 3).reshape(t, heads, dim)
 
 

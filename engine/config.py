@@ -142,7 +142,7 @@ class EngineConfig:
             _integer(name, getattr(self, name), 1)
         for name in ("max_queue", "kept_sequences"):
             _integer(name, getattr(self, name), 0)
-        if not isinstance(self.device, str) or not self.device:
+        if not self.device:
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
 

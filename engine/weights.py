@@ -46,7 +46,8 @@ def half_precision(decoder: Decoder) -> Decoder:
         packed = list(threads.map(_pack, [*places, decoder.head]))
     layers: list[Layer] = []
     for at, layer in enumerate(decoder.layers):
-        layers.append(replace(layer, **dict(zip(_PARTS, packed[at * len(_PARTS) :], strict=False))))
+        qkv, out, gate_up, down = packed[at * len(_PARTS) :][: len(_PARTS)]
+        layers.append(replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down))
     return Decoder(decoder.config, decoder.embedding, layers, decoder.final_norm, packed[-1])
 
 
