@@ -158,8 +158,7 @@ class Agent(Generic[DepsT, OutputT]):
         if unknown:
             raise TypeError(f"a run has no option {sorted(unknown)[0]!r}; the options are {', '.join(RunOptions.__annotations__)}")
         history = check_history(options.get("message_history") or ())
-        if prompt is None and not history:
-            raise InvalidOption("there is neither a prompt nor a message_history; give one of them")
+        _check_prompt(prompt, history)
         return RunPlan(
             model=self.model,
             tools=self.tools,
@@ -272,6 +271,19 @@ class RunStream(Generic[OutputT]):
 async def _drain(plan: RunPlan) -> RunResult[Any]:
     async with aclosing(Run(plan).events()) as events:
         return await RunStream[Any](events).finish()
+
+
+def _check_prompt(prompt: Any, history: Sequence[Message]) -> None:
+    if prompt is None:
+        if not history:
+            raise InvalidOption("there is neither a prompt nor a message_history; give one of them")
+        return
+    if not isinstance(prompt, str):
+        raise InvalidOption(f"the prompt is {type(prompt).__name__}; give text, or pass messages as message_history=")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidOption(f"the prompt has a lone surrogate at {error.start}, which has no UTF-8 form; give valid Unicode") from error
 
 
 def _chat_model(model: Any) -> ChatModel:

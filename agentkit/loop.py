@@ -239,7 +239,7 @@ class Run:
                 value = await made if inspect.isawaitable(made) else made
         except (ValidationError, ModelRetry) as error:
             text = error.message if isinstance(error, ModelRetry) else f"The answer is not valid:\n{validation_message(error)}"
-            refusal = RetryMessage(content=text)
+            refusal = RetryMessage(content=_unicode(text))
             self.messages.append(refusal)
             yield RetryEvent(refusal)
             self._count_failures({_OUTPUT: error}, set())
@@ -271,7 +271,12 @@ class Run:
 
 
 def _refusal(part: CallPart, content: str) -> RetryMessage:
-    return RetryMessage(content=content, tool_call_id=part.id, name=part.name)
+    return RetryMessage(content=_unicode(content), tool_call_id=part.id, name=part.name)
+
+
+def _unicode(text: str) -> str:
+    """A reason quotes what was wrong, lone surrogates included; a message must have a UTF-8 form."""
+    return text.encode(errors="replace").decode()
 
 
 def _message(answer: ToolCall | RetryMessage) -> Message | None:

@@ -62,6 +62,10 @@ def test_other_misuse() -> None:
     agent = Agent(ScriptedModel())
     with pytest.raises(InvalidOption, match="neither a prompt nor a message_history"):
         agent.run()
+    with pytest.raises(InvalidOption, match="the prompt is list"):
+        agent.run(["hi"])
+    with pytest.raises(InvalidOption, match="lone surrogate at 1"):
+        agent.run("a\ud800")
     with pytest.raises(InvalidOption, match="no tools"):
         agent.run("go", tool_choice="required")
     with pytest.raises(TypeError, match="no option 'temprature'; the options are deps"):

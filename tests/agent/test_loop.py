@@ -111,6 +111,14 @@ async def test_retries_are_counted_in_a_row() -> None:
     assert [message.content for message in result.all_messages() if message.role == "retry"] == ["no", "no", "no", "never"]
 
 
+async def test_a_reason_without_a_utf8_form() -> None:
+    _, fussy = failing(ModelRetry("not \ud800"), 1)
+    model = ScriptedModel(calls(("fussy", {"n": 1})), calls(("fussy", {"n": 2})), "Done.")
+    result = await Agent(model, tools=[fussy]).run("go")
+    assert result.all_messages()[2].content == "not ?"
+    assert result.all_messages_json()
+
+
 async def test_retries_run_out() -> None:
     seen, fussy = failing(*[ModelRetry("no good")] * 3)
     with pytest.raises(ModelRetryExceeded, match=r"tool 'fussy' failed 3 times in a row, and 2 retries are allowed.*no good") as raised:
