@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Req
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.text import OutputText
 from agentkit.engine.weights import half_precision
 from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTruncated, GrammarViolation
@@ -125,37 +126,26 @@ class Engine:
 
         Special tokens in a text prompt are recognised: it is the developer's own. Options: see the class.
         """
-        for event in self.stream(prompt, schema=schema, regex=regex, grammar=grammar, choices=choices, **options):
-            if on_event is not None:
-                on_event(event)
+        with self.stream(prompt, schema=schema, regex=regex, grammar=grammar, choices=choices, **options) as events:
+            for event in events:
+                if on_event is not None:
+                    on_event(event)
         assert isinstance(event, FinishEvent)  # a stream without one raises
         return event.generation
 
     def stream(
         self, prompt: Prompt, *, schema: Any = None, regex: str | None = None, grammar: Any = None, choices: Sequence[str] | None = None, **options: Any
-    ) -> Iterator[Event]:
-        """TokenEvents as they come, then one FinishEvent. Leaving the loop early cancels the request.
+    ) -> EventStream:
+        """TokenEvents as they come, then one FinishEvent. Closing or dropping the stream cancels the request.
 
         Arguments are checked, and the request is queued, by this call itself rather than by the first `next()`.
         """
         params = sampling_params(options)
         constraint = resolve(schema, regex, grammar, choices)
-        arrived: queue.SimpleQueue[TokenEvent | Outcome | BaseException] = queue.SimpleQueue()
+        arrived: Arrived = queue.SimpleQueue()
         request = self._request(self._encode(prompt), params, constraint, arrived.put)
         self._loop.submit(request)
-        return self._events(request, constraint, arrived)
-
-    def _events(self, request: Request, constraint: Constraint | None, arrived: queue.SimpleQueue[Any]) -> Iterator[Event]:
-        try:
-            while True:
-                event = arrived.get()
-                if isinstance(event, TokenEvent):
-                    yield event
-                else:
-                    yield FinishEvent(self._generation(event, request.params, constraint))
-                    return
-        finally:
-            request.cancel()
+        return EventStream(request, arrived, lambda outcome: self._generation(outcome, params, constraint))
 
     async def agenerate(
         self,

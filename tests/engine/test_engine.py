@@ -20,6 +20,7 @@ from agentkit.engine import Engine, FinishEvent, TokenEvent
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.errors import AgentKitError, BudgetTooSmall, ContextTooLong, EngineBusy, EngineError, GenerationTruncated, GrammarError, NumericalError
 from agentkit.grammars import Grammar
+from tests.engine.cases.support import case
 from tests.engine.loaded import loaded_model
 
 Make = Callable[..., Engine]
@@ -209,11 +210,18 @@ def test_errors_do_not_break_the_engine(make: Make) -> None:
     assert engine.generate("p").text == "abc"
 
 
-def test_leaving_a_stream_cancels(make: Make) -> None:
+@case("eng-cancel-frees-blocks")
+def test_leaving_a_stream_cancels(case_id: str, make: Make) -> None:
     engine = make(delay=0.002)
     stream = engine.stream("x", max_tokens=3000)
     next(iter(stream))
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+    wait_until(lambda: idle(engine))
+    assert list(stream) == []
+    engine.stream("x", max_tokens=3000)  # dropped before its first event
+    wait_until(lambda: idle(engine))
+    with engine.stream("x", max_tokens=3000) as left:
+        next(left)
     wait_until(lambda: idle(engine))
 
 
@@ -235,7 +243,7 @@ def test_queue_full(make: Make) -> None:
     second = engine.stream("x", max_tokens=1)
     with pytest.raises(EngineBusy):
         engine.stream("x", max_tokens=1)
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     assert isinstance(list(second)[-1], FinishEvent)
 
 
@@ -246,6 +254,22 @@ async def test_async_generate_runs_concurrently(engine: Engine) -> None:
     events = [e async for e in engine.astream("a", max_tokens=10)]
     assert isinstance(events[-1], FinishEvent)
     assert events[-1].generation.token_ids == wanted[0]
+
+
+@case("eng-cancel-frees-blocks")
+async def test_cancelling_a_task_cancels_the_request(case_id: str, make: Make) -> None:
+    engine = make(delay=0.002)
+    neighbour = asyncio.create_task(engine.agenerate("neighbour", max_tokens=40))
+    whole = asyncio.create_task(engine.agenerate("x", max_tokens=3000))
+    stream = engine.astream("x", max_tokens=3000)
+    await anext(stream)
+    await asyncio.sleep(0.05)
+    whole.cancel()
+    await stream.aclose()  # type: ignore[attr-defined]
+    with pytest.raises(asyncio.CancelledError):
+        await whole
+    assert len((await neighbour).token_ids) == 40
+    await asyncio.to_thread(wait_until, lambda: idle(engine))
 
 
 async def test_async_errors_reach_the_caller(engine: Engine) -> None:
