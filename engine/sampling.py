@@ -70,14 +70,6 @@ def penalise(logits: Floats, seen: Collection[int], penalty: float) -> Floats:
     return out
 
 
-def _allowed_ids(mask: npt.NDArray[np.uint32] | None, width: int, vocab_size: int) -> Ids:
-    size = min(width, vocab_size)
-    ids = np.arange(size) if mask is None else np.flatnonzero(unpack_mask(mask, size))
-    if not ids.size:
-        raise NumericalError("the mask leaves no token to sample; the grammar is stuck, or its vocabulary is not that of the model")
-    return ids
-
-
 def sample(
     logits: Floats,
     mask: npt.NDArray[np.uint32] | None,
@@ -99,16 +91,23 @@ def sample(
     check_finite(logits)
     if params.repetition_penalty != 1.0 and seen:
         logits = penalise(logits, seen, params.repetition_penalty)
-    if mask is None and params.greedy:
-        return int(logits[:vocab_size].argmax())
-    ids = _allowed_ids(mask, logits.size, vocab_size)
-    kept = logits[ids]
-    best = int(kept.argmax())  # the first of equals, and ids are ascending: the lowest id
-    if kept[best] == -np.inf:
-        raise NumericalError("every token that the mask allows has a logit of -inf; nothing can be sampled")
-    if params.greedy or ids.size == 1:
-        return int(ids[best])
-    return _draw(ids, kept.astype(np.float64), params, uniform(seed, position, stream))
+    size = min(logits.size, vocab_size)
+    if params.greedy:
+        allowed = logits[:size] if mask is None else np.where(unpack_mask(mask, size), logits[:size], -np.inf)
+        best = int(allowed.argmax())  # the first of equals: the lowest id
+        if allowed[best] == -np.inf:
+            raise _stuck(mask, size)
+        return best
+    ids = np.arange(size) if mask is None else np.flatnonzero(unpack_mask(mask, size))
+    if not ids.size or logits[ids].max() == -np.inf:
+        raise _stuck(mask, size)
+    return _draw(ids, logits[ids].astype(np.float64), params, uniform(seed, position, stream))
+
+
+def _stuck(mask: npt.NDArray[np.uint32] | None, size: int) -> NumericalError:
+    if mask is not None and not unpack_mask(mask, size).any():
+        return NumericalError("the mask leaves no token to sample; the grammar is stuck, or its vocabulary is not that of the model")
+    return NumericalError("every allowed token has a logit of -inf; nothing can be sampled")
 
 
 def _draw(ids: Ids, logits: npt.NDArray[np.float64], params: SamplingParams, u: float) -> int:

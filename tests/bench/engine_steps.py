@@ -1,0 +1,112 @@
+"""What one step of the engine costs on this machine: prefill, decode at two depths, a forced run, sampling, overhead.
+
+    python tests/bench/engine_steps.py [--model smollm2-135m] [--weights fp32 fp16] [--threads N]
+
+The bare row runs the model's linear layers alone, one token: the floor that a decode step can approach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from agentkit.engine import Engine, SamplingParams
+from agentkit.engine.advance import pack_ids
+from agentkit.engine.runner import Span
+from agentkit.engine.sampling import sample
+
+DEPTH = 1488
+REPEATS = 7
+
+
+def median_ms(run: Callable[[], object], repeats: int = REPEATS) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def linears_ms(engine: Engine) -> float:
+    model = engine._loaded.model
+    widths = (model.config.hidden_size, model.config.num_heads * model.config.head_dim, model.config.intermediate_size)
+    hidden, heads, inner = (torch.randn(1, w) for w in widths)
+
+    def run() -> None:
+        for layer in model.layers:
+            layer.qkv(hidden)
+            layer.out(heads)
+            layer.gate_up(hidden)
+            layer.down(inner)
+        model.head(hidden)
+
+    with torch.inference_mode():
+        return median_ms(run)
+
+
+def steps(engine: Engine) -> list[tuple[str, str]]:
+    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    prompt = [1000 + i for i in range(DEPTH)]
+    deep, shallow = pool.acquire(prompt, DEPTH + 64), pool.acquire([1], 64)
+    start = time.perf_counter()
+    for at in range(0, DEPTH, engine.config.step_tokens):
+        runner.execute([Span(deep, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
+    prefill = DEPTH / (time.perf_counter() - start)
+    return [
+        (f"prefill of {DEPTH}", f"{prefill:.0f} tok/s"),
+        ("linear layers alone, 1 token", f"{linears_ms(engine):.1f} ms"),
+        ("step of 1 token, depth 0", f"{median_ms(lambda: runner.execute([Span(shallow, (5,))])):.1f} ms"),
+        (f"step of 1 token, depth {DEPTH}", f"{median_ms(lambda: runner.execute([Span(deep, (5,))])):.1f} ms"),
+        (f"step of 5 tokens, depth {DEPTH}", f"{median_ms(lambda: runner.execute([Span(deep, (5, 6, 7, 8, 9))])):.1f} ms"),
+    ]
+
+
+def through_the_engine(engine: Engine) -> list[tuple[str, str]]:
+    """Free decoding through the public API against bare steps of the same length: scheduling, sampling, text, threads."""
+    usage = engine.generate([7] * 8, max_tokens=24).usage
+    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    sequence = pool.acquire([9], 64)
+    bare = median_ms(lambda: runner.execute([Span(sequence, (5,))]), 24)
+    assert usage.tpot_s is not None
+    return [("generate, per token", f"{usage.tpot_s * 1e3:.1f} ms"), ("the same as bare steps", f"{bare:.1f} ms")]
+
+
+def sampling_us(width: int) -> list[tuple[str, str]]:
+    logits = np.random.default_rng(0).normal(size=width).astype(np.float32) * 3
+    full, few = pack_ids(range(width)), pack_ids([3, 70, width - 1])
+    rows = []
+    for name, mask in (("no mask", None), ("full mask", full), ("3 tokens", few)):
+        for kind, params in (("greedy", SamplingParams()), ("t=1, top-p 0.9", SamplingParams(temperature=1.0, top_p=0.9))):
+            us = median_ms(lambda m=mask, p=params: sample(logits, m, p, vocab_size=width), 50) * 1e3  # type: ignore[misc]
+            rows.append((f"sample: {kind}, {name}", f"{us:.0f} us"))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--weights", nargs="+", default=["fp32"], choices=["fp32", "fp16"])
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
+    for weights in options.weights:
+        with Engine(options.model, weights=weights, threads=options.threads) as engine:
+            print(f"\n{options.model}, weights={weights}, {torch.get_num_threads()} threads, loaded in {engine.load_s:.2f} s")
+            for name, value in [*steps(engine), *through_the_engine(engine), *sampling_us(engine._loaded.config.vocab_size)]:
+                print(f"  {name:<36} {value:>12}")
+
+
+if __name__ == "__main__":
+    main()
