@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from agentkit.engine.request import Request
 from agentkit.engine.runner import Logits
 from agentkit.engine.sampling import sample
+from agentkit.errors import NoTokenPath
+
+if TYPE_CHECKING:
+    from agentkit.grammars import Matcher
 
 
 class Advancer:
@@ -73,7 +79,7 @@ class Advancer:
         elif matcher is None:
             if request.remaining == 0:
                 request.finish("length", complete=True)
-        elif matcher.is_accepting and self._only_stops(matcher.mask()):
+        elif matcher.is_accepting and self._is_over(matcher):
             request.finish("stop", complete=True)
         elif request.remaining == 0:
             request.finish("length", complete=matcher.is_accepting)
@@ -101,13 +107,17 @@ class Advancer:
                 break
         return taken
 
-    def _only_stops(self, mask: np.ndarray) -> bool:
-        """Whether a packed row allows stop tokens and nothing else."""
+    def _is_over(self, matcher: Matcher) -> bool:
+        """Whether nothing but a stop token may follow a complete output."""
+        try:
+            mask = matcher.mask()
+        except NoTokenPath:  # a vocabulary without stop tokens
+            return True
         width = min(mask.size, self._stop_row.size)
-        return bool(np.array_equal(mask[:width] & ~self._stop_row[:width], np.zeros(width, np.uint32)) and not mask[width:].any())
+        return not (mask[:width] & ~self._stop_row[:width]).any() and not mask[width:].any()
 
 
-def pack_ids(ids: Iterable[int]) -> np.ndarray:
+def pack_ids(ids: Iterable[int]) -> npt.NDArray[np.uint32]:
     """Token ids -> packed uint32 row, just wide enough."""
     members = np.fromiter(ids, np.int64)
     bits = np.zeros((int(members.max()) // 32 + 1) * 32 if members.size else 32, np.uint8)
