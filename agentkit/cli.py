@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from agentkit.errors import AgentKitError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = ["app", "main"]
 
@@ -26,12 +23,6 @@ models = typer.Typer(no_args_is_help=True, help="List, fetch and remove models."
 app.add_typer(models, name="models")
 
 ModelName = Annotated[str, typer.Argument(metavar="NAME", help="A short name (smollm2-135m), or org/name on the model hub.")]
-
-
-def console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -57,6 +48,22 @@ def warmup(
     from agentkit.warmup import warm_up
 
     warm_up(model)
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the models that have a short name, and what else is in the cache."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentkit.engine.models import store
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "in the cache", "from", "licence"):
+        table.add_column(heading, overflow="fold")
+    for entry in store.list_models():
+        table.add_row(entry.name, f"{entry.bytes / 1e6:.0f} MB" if entry.cached else "no", entry.source, entry.licence)
+    Console(highlight=False).print(table)
 
 
 @models.command("pull")
