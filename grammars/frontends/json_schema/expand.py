@@ -8,7 +8,8 @@ recursion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from agentkit.errors import GrammarTooComplex
@@ -117,21 +118,34 @@ class Expander:
         if t.busy:
             where = pointer_of(t)
             raise InPlaceCycle(f"{where}: this schema refers back to itself with no array or object in between", pointer=where)
+        with self._entered(t):
+            shapes = tuple(self._work_out(t))
+        if self.tracking:
+            t.tracked = shapes
+        else:
+            t.shapes = shapes
+        return shapes
+
+    @contextmanager
+    def _entered(self, t: Type) -> Iterator[None]:
+        """While a type is being worked out: it may not be met again in place, nor nest too deep."""
         t.busy = True
         self._depth += 1
         try:
             if self._depth > MAX_IN_PLACE:
                 where = pointer_of(t)
                 raise GrammarTooComplex("nesting", f"{where}: allOf, anyOf, oneOf, not and $ref without a container between nest more than {MAX_IN_PLACE} deep")
-            shapes = tuple(self._work_out(t))
+            yield
         finally:
             t.busy = False
             self._depth -= 1
-        if self.tracking:
-            t.tracked = shapes
-        else:
-            t.shapes = shapes
-        return shapes
+
+    def narrow(self, shapes: Sequence[Shape], t: Type) -> Sequence[Shape]:
+        """`shapes` intersected with a type. A oneOf in it is worked out within `shapes`, where its branches may be plainly disjoint."""
+        if t.op != ATOM or t.busy or t.source is None or isinstance(t.source, Value) or t.mask & kw.UNEVALUATED or "oneOf" not in t.source.schema:
+            return product(shapes, self.expand(t), self.types)
+        with self._entered(t):
+            return self._schema(t.source, t.mask, shapes)
 
     def _work_out(self, t: Type) -> Sequence[Shape]:
         if t.op == BOTH:
@@ -155,16 +169,17 @@ class Expander:
         finally:
             self.tracking = before
 
-    def _schema(self, at: Location, mask: int) -> Sequence[Shape]:
+    def _schema(self, at: Location, mask: int, within: Sequence[Shape] = ANYTHING) -> Sequence[Shape]:
+        """All keywords of a schema together, for values in `within`."""
         schema, pointer = at.schema, at.pointer
-        shapes: Sequence[Shape] = self._typed(at, mask)
+        shapes: Sequence[Shape] = product(within, self._typed(at, mask), self.types)
         if mask & kw.VALUES:
             for keyword in ("enum", "const"):
                 if keyword in schema and keyword in self.scope:
                     shapes = product(shapes, self._values(schema[keyword], keyword, pointer), self.types)
         if mask & kw.REFERENCE:
             for target in self.references(at):
-                shapes = product(shapes, self.expand(self.type_at(target)), self.types)
+                shapes = self.narrow(shapes, self.type_at(target))
         if mask & kw.LOGIC:
             shapes = apply_logic(self, at, shapes)
         return shapes

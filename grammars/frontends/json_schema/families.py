@@ -7,11 +7,15 @@ keywords or of what types mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING, Strings
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
+from agentkit.grammars.frontends.regex import whole_text
+from agentkit.grammars.frontends.regex_ast import Chars, Seq
+from agentkit.grammars.frontends.regex_parser import parse
 
 MAX_FAMILIES = 64
 
@@ -50,18 +54,52 @@ def refine(families: Iterable[tuple[Strings, Type]], fields: dict[str, Type]) ->
 
 def cut(patterns: Sequence[tuple[Strings, Type]], pointer: str, join: Callable[[Type, Type], Type]) -> list[tuple[Strings, Type | None]]:
     """All strings in disjoint families, each with the types of the patterns it is under joined (None: it is under none)."""
-    pieces: list[tuple[Strings, Type | None]] = [(ANY_STRING, None)]
+    pieces: list[tuple[Strings, Type]] = []
+    rest: list[Strings] = [ANY_STRING]
     for names, t in patterns:
-        parts: list[tuple[Strings, Type | None]] = []
+        parts: list[tuple[Strings, Type]] = []
+        shared = False
         for piece, under in pieces:
-            inside = piece.intersect(names)
-            if inside is not None and not inside.is_empty():
-                parts.append((inside, t if under is None else join(under, t)))
+            inside = None if apart(piece, names) else piece.intersect(names)
+            if inside is None or inside.is_empty():
+                parts.append((piece, under))
+                continue
+            shared = True
+            parts.append((inside, join(under, t)))
             parts += [(p, under) for p in minus(piece, names, pointer) if not p.is_empty()]
+        fresh = [names] if not shared else [r for r in (piece.intersect(names) for piece in rest) if r is not None and not r.is_empty()]
+        parts += [(r, t) for r in fresh]
+        rest = [r for piece in rest for r in minus(piece, names, pointer)]
         if len(parts) > MAX_FAMILIES:
             raise GrammarTooComplex("key families", f"{pointer}/patternProperties: these patterns overlap in more than {MAX_FAMILIES} ways")
         pieces = parts
-    return pieces
+    return [*pieces, *((r, None) for r in rest if not r.is_empty())]
+
+
+def apart(a: Strings, b: Strings) -> bool:
+    """Whether two sets plainly have nothing in common: their texts begin differently. False where that takes a search."""
+    one, two = beginning(a), beginning(b)
+    n = min(len(one), len(two))
+    return one[:n] != two[:n]
+
+
+def beginning(s: Strings) -> str:
+    """What every text of a set begins with, as far as its pattern plainly says."""
+    if s.only is not None or len(s.facets.patterns) != 1:
+        return ""
+    return _beginning(next(iter(s.facets.patterns)))
+
+
+@lru_cache(maxsize=4096)
+def _beginning(pattern: str) -> str:
+    tree = whole_text(parse(pattern, "ecma"), True)
+    out = ""
+    for part in tree.parts if isinstance(tree, Seq) else (tree,):
+        char = part.set.single() if isinstance(part, Chars) else None
+        if char is None:
+            break
+        out += char
+    return out
 
 
 def minus(piece: Strings, names: Strings, pointer: str) -> list[Strings]:

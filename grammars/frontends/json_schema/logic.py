@@ -39,7 +39,7 @@ def _branches(x: Expander, at: Location, keyword: str) -> list[Type]:
 
 def _all_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shape]:
     for t in _branches(x, at, "allOf"):
-        shapes = product(shapes, x.expand(t), x.types)
+        shapes = x.narrow(shapes, t)
     return shapes
 
 
@@ -76,10 +76,20 @@ def _one_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shap
     for i, mine in enumerate(made):
         left: Sequence[Shape] = mine
         for j in rivals[i]:
-            left = alive(x, product(left, x.expand(x.types.negate(branches[j])), x.types))
+            left = _without(x, left, made[j], branches[j])
         out += left
         limit_shapes(len(out))
     return list(dict.fromkeys(out))
+
+
+def _without(x: Expander, left: Sequence[Shape], rival: Sequence[Shape], branch: Type) -> list[Shape]:
+    """`left` less a rival branch; what cannot meet the rival stays as it is, so that cuts do not multiply."""
+    apart: list[Shape] = []
+    touching: list[Shape] = []
+    for s in left:
+        meets = any(s.kind == r.kind and _meet(x, s, r) for r in rival)
+        (touching if meets else apart).append(s)
+    return apart + alive(x, product(touching, x.expand(x.types.negate(branch)), x.types))
 
 
 def _overlaps(x: Expander, made: Sequence[Sequence[Shape]]) -> list[list[int]]:

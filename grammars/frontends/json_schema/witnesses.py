@@ -89,16 +89,22 @@ def settle(o: Object, types: Types) -> list[Object]:
     waiting = [o]
     while waiting:
         current = waiting.pop()
-        if not current.some:
-            done.append(current)
+        left = [e for e in current.some if not _met(current, e, types)]
+        if not left:
+            done.append(Object(current.fields, current.required, current.extras, current.lo, current.hi))
             continue
-        first = current.some[0]
-        plain = Object(current.fields, current.required, current.extras, current.lo, current.hi, current.some[1:])
+        first = min(left, key=lambda e: sum(n not in e.but for n in current.fields))
+        plain = Object(current.fields, current.required, current.extras, current.lo, current.hi, tuple(e for e in left if e is not first))
         waiting += _with_declared(plain, first, types)
         waiting += _with_undeclared(plain, first, types)
         if len(waiting) + len(done) > MAX_STATES:
             raise GrammarTooComplex("alternatives", f"complements of objects give more than {MAX_STATES} alternatives")
     return done
+
+
+def _met(o: Object, e: Exists, types: Types) -> bool:
+    """Whether a required property meets the condition already."""
+    return any(n not in e.but and e.names.contains(n) and types.both(o.fields[n], e.type) is o.fields[n] for n in o.required)
 
 
 def _with_declared(o: Object, e: Exists, types: Types) -> list[Object]:
