@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -88,38 +89,47 @@ def slow() -> str:
     return "x"
 
 
+ATTEMPTS = 3  # on a busy machine other processes add delays; a loop that is blocked is so every time
+
+
+async def time_of_tools(agent: Agent, during: Callable[[], Awaitable[None]] | None = None) -> float:
+    """Seconds from the end of the turn with the calls until all of them are answered; `during` runs beside them."""
+    started, beside = 0.0, None
+    async with agent.run_stream("go") as stream:
+        async for event in stream:
+            if event.kind == "turn" and event.message.tool_calls:
+                started = time.perf_counter()
+                beside = asyncio.create_task(during()) if during is not None else None
+            if event.kind == "tools":
+                took = time.perf_counter() - started
+                if beside is not None:
+                    beside.cancel()
+    assert all(call.result == "x" for call in stream.result.tool_calls)
+    return took
+
+
 @behaviour("sdk-sync-tool-blocks-loop", "3 parallel calls finish in < 0.6 s")
 async def test_blocking_tools_run_side_by_side() -> None:
-    agent = Agent(ScriptedModel(calls(("slow", {}), ("slow", {}), ("slow", {})), "Done."), tools=[slow], parallel_tool_calls=True)
-    async with agent.run_stream("go") as stream:
-        started = 0.0
-        async for event in stream:
-            if event.kind == "turn" and not started:
-                started = time.perf_counter()
-            if event.kind == "tools":
-                assert time.perf_counter() - started < 0.6
-    assert [call.result for call in stream.result.tool_calls] == ["x", "x", "x"]
+    took = []
+    for _ in range(ATTEMPTS):
+        agent = Agent(ScriptedModel(calls(("slow", {}), ("slow", {}), ("slow", {})), "Done."), tools=[slow], parallel_tool_calls=True)
+        took.append(await time_of_tools(agent))
+    assert 0.3 <= min(took) < 0.6
 
 
 @behaviour("sdk-sync-tool-blocks-loop", "a heartbeat task on the loop never waits > 50 ms")
 async def test_the_loop_keeps_beating() -> None:
-    agent = Agent(ScriptedModel(calls(("slow", {})), "Done.", constrained=False), tools=[slow])
-    longest = 0.0
+    longest = [0.0] * ATTEMPTS
+    for attempt in range(ATTEMPTS):
 
-    async def heart() -> None:
-        nonlocal longest
-        while True:
-            beat = time.perf_counter()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.perf_counter() - beat)
+        async def heart(attempt: int = attempt) -> None:
+            while True:
+                beat = time.perf_counter()
+                await asyncio.sleep(0.005)
+                longest[attempt] = max(longest[attempt], time.perf_counter() - beat)
 
-    async with agent.run_stream("go") as stream:
-        async for event in stream:
-            if event.kind == "turn" and event.message.tool_calls:
-                heartbeat = asyncio.create_task(heart())
-            if event.kind == "tools":
-                heartbeat.cancel()
-    assert 0 < longest < 0.05
+        await time_of_tools(Agent(ScriptedModel(calls(("slow", {})), "Done."), tools=[slow]), heart)
+    assert 0 < min(longest) < 0.05
 
 
 def nested_agent() -> Agent:
