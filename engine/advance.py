@@ -90,20 +90,17 @@ class Advancer:
         """Moves the matcher over the tokens that are forced here, as far as the budget reaches, and returns them."""
         matcher = request.matcher
         assert matcher is not None
-        budget = request.remaining
         taken: list[int] = []
-        while len(taken) < budget:
-            run = matcher.forced_tokens(request.tokens[len(request.prompt) :] + taken)[: budget - len(taken)]
+        while len(taken) < request.remaining:
+            run = matcher.forced_tokens(request.tokens[len(request.prompt) :] + taken)[: request.remaining - len(taken)]
             for token in run:
                 matcher.accept(token)
-            taken += run
-            if request.params.budget_guard:
-                while run and matcher.completion_tokens() > budget - len(taken):
-                    matcher.rollback(1)
-                    run.pop()
-                    taken.pop()
-                    budget = len(taken)  # the guard's mask chooses from here
-            if not run:
+            kept = len(run)
+            while request.params.budget_guard and kept and matcher.completion_tokens() > request.remaining - len(taken) - kept:
+                matcher.rollback(1)  # this spelling does not fit: the guard's mask chooses a shorter one
+                kept -= 1
+            taken += run[:kept]
+            if kept == 0 or kept < len(run):
                 break
         return taken
 

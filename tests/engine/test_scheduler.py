@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -199,6 +200,21 @@ def test_budget_guard_always_completes(budget: int, lazy: bool) -> None:
     assert done.outcome.complete
     assert done.outcome.text.encode() in texts
     assert len(done.outcome.token_ids) <= budget
+
+
+def test_a_forced_spelling_that_does_not_fit_is_taken_as_far_as_it_does() -> None:
+    """Forcing spells one byte per token here, the guard knows the short tokens: it steps in where only they fit."""
+
+    class Spelled(TextsMatcher):
+        def forced_tokens(self, before: Sequence[int] = ()) -> list[int]:
+            return [*b"xxxabababab"[len(self.text) :]] if not self.is_accepting else []
+
+    for budget in range(7, 12):  # xxx and four times "ab" in one token each: 7
+        done = Bench(TinyDecoder()).complete([1], Spelled([b"xxxabababab"]), max_tokens=budget)
+        assert done.outcome is not None
+        assert (done.outcome.text, done.outcome.complete) == ("xxxabababab", True)
+        assert done.outcome.usage.output_tokens == budget
+        assert done.outcome.usage.forced_tokens >= 3
 
 
 def test_without_the_guard_the_cut_is_reported() -> None:
