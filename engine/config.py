@@ -7,9 +7,9 @@ engine can trust them. This module knows nothing of models, tensors or grammars.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 SEED_BITS = 64
 GREEDY_BELOW = 1e-5
@@ -146,12 +146,36 @@ class EngineConfig:
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
 
-SAMPLING_NAMES = tuple(f.name for f in fields(SamplingParams))
+class SamplingOptions(TypedDict, total=False):
+    """SamplingParams as keyword arguments; stop may be one string or any sequence of them."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int
+    seed: int | None
+    stop: str | Sequence[str]
+    include_stop: bool
+    budget_guard: bool
+    allow_truncated: bool
 
 
-def sampling_params(options: dict[str, Any], known: Sequence[str] = SAMPLING_NAMES) -> SamplingParams:
-    """SamplingParams from keyword arguments; TypeError names an unknown one and lists those there are."""
+class GenerateOptions(SamplingOptions, total=False):
+    """Everything that `Engine.generate` takes beside the prompt: see there."""
+
+    schema: Any
+    regex: str | None
+    grammar: Any
+    choices: Sequence[str] | None
+    on_event: Callable[[Any], None] | None
+
+
+def sampling_params(options: SamplingOptions) -> SamplingParams:
+    """SamplingParams from keyword arguments. Raises TypeError for an unknown one, listing those there are, and ValueError for a bad value."""
+    known = [f.name for f in fields(SamplingParams)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"unknown generation option {unknown[0]!r}; known are {', '.join(known)}")
-    return SamplingParams(**options)
+    return SamplingParams(**options)  # type: ignore[arg-type] # stop is brought into shape and checked there

@@ -18,10 +18,10 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.config import EngineConfig, SamplingParams, sampling_params
+from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
@@ -120,7 +120,7 @@ class Engine:
         grammar: Any = None,
         choices: Sequence[str] | None = None,
         on_event: Callable[[Event], None] | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
         """Runs one request and returns its outcome. `on_event` sees each event, on the caller's thread.
 
@@ -134,7 +134,14 @@ class Engine:
         return event.generation
 
     def stream(
-        self, prompt: Prompt, *, schema: Any = None, regex: str | None = None, grammar: Any = None, choices: Sequence[str] | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: Any = None,
+        choices: Sequence[str] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> EventStream:
         """TokenEvents as they come, then one FinishEvent. Closing or dropping the stream cancels the request.
 
@@ -156,7 +163,7 @@ class Engine:
         grammar: Any = None,
         choices: Sequence[str] | None = None,
         on_event: Callable[[Event], None] | None = None,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
         """`generate` for async callers; cancelling the task cancels the request. `on_event` runs on the event loop."""
         last: Event | None = None
@@ -167,7 +174,14 @@ class Engine:
         return last.generation
 
     async def astream(
-        self, prompt: Prompt, *, schema: Any = None, regex: str | None = None, grammar: Any = None, choices: Sequence[str] | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: Any = None,
+        choices: Sequence[str] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> AsyncIterator[Event]:
         """`stream` for async callers; closing the iterator or cancelling the task cancels the request."""
         params = sampling_params(options)
@@ -205,11 +219,15 @@ class Engine:
         plain = None if tools is None else [dict(t) for t in tools]
         return template.encode([dict(m) for m in messages], tools=plain, add_generation_prompt=add_generation_prompt)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any) -> Generation:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
         """The assistant's next message; options as for `generate`."""
         return self.generate(self.encode_chat(messages, tools=tools), **options)
 
-    async def achat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any) -> Generation:
+    async def achat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
         """`chat` for async callers."""
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from agentkit.engine.config import EngineConfig, SamplingParams, sampling_params
+from agentkit.engine.config import EngineConfig, SamplingOptions, SamplingParams, sampling_params
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,11 @@ def test_sampling_values_at_their_bounds() -> None:
 
 def test_unknown_option_lists_the_known_ones() -> None:
     with pytest.raises(TypeError, match=r"'temprature'.*temperature"):
-        sampling_params({"temprature": 0.1})
+        sampling_params({"temprature": 0.1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
+    assert list(SamplingOptions.__annotations__) == [f.name for f in fields(SamplingParams)]
 
 
 @pytest.mark.parametrize(
