@@ -16,6 +16,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agentkit", "engine", "grammars", "tools")
+AHEAD = {  # part of the installation from the start, imported once the feature is there
+    "httpx": "remote servers",
+    "lark": "grammars in Lark's notation",
+    "transformers": "architectures without a native decoder",
+    "triton": "kernels on the GPU",
+}
 KNOWN = {
     "triton": "triton",  # not installed everywhere, so its distribution cannot be looked up
     "pydantic_core": "pydantic",  # pydantic pins the one version that belongs to it
@@ -68,7 +74,7 @@ def test_everything_imported_is_declared() -> None:
 
 def test_everything_declared_is_imported() -> None:
     used = set().union(*(distributions_of(name) for name in third_party_imports((*FOLDERS, "tests"))))
-    assert declared(project()["dependencies"]) - used == set()
+    assert declared(project()["dependencies"]) - used == set(AHEAD)
 
 
 def test_every_dependency_is_explained() -> None:
