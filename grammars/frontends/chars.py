@@ -11,6 +11,7 @@ The project's choice of spellings is in docs/spelling.md.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +65,8 @@ class CharSet:
 
     def __contains__(self, char: int | str) -> bool:
         c = ord(char) if isinstance(char, str) else char
-        return any(lo <= c <= hi for lo, hi in self.ranges)
+        i = bisect_right(self.ranges, (c, LAST)) - 1
+        return i >= 0 and self.ranges[i][1] >= c
 
     def __or__(self, other: CharSet) -> CharSet:
         return CharSet.from_ranges(self.ranges + other.ranges)

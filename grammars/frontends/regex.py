@@ -46,7 +46,8 @@ def compile_regex(
 def whole_text(tree: Tree, search: bool) -> Tree:
     """A tree of the whole texts: anchors at the edges are dropped, and `any*` stands at the sides left open by a search."""
     branches = tree.parts if isinstance(tree, Alt) else (tree,)
-    return ast.alt(*(_whole_branch(b, search) for b in branches))
+    whole = [_whole_branch(b, search) for b in branches]
+    return ast.ANY_TEXT if ast.ANY_TEXT in whole else ast.alt(*whole)
 
 
 def _whole_branch(branch: Tree, search: bool) -> Tree:
@@ -62,11 +63,13 @@ def _whole_branch(branch: Tree, search: bool) -> Tree:
         else:
             tail = []
         right = False
+    if left and right and all(not ast.has_conditions(p) and ast.nullable(p) for p in parts):
+        return ast.ANY_TEXT
     if left and parts:
         parts[0] = _least(parts[0])
     if right and parts:
         parts[-1] = _least(parts[-1])
-    return ast.seq(*([ast.ANY_TEXT] if left else []), *parts, *([ast.ANY_TEXT] if right and not (left and not parts) else []), *tail)
+    return ast.seq(*([ast.ANY_TEXT] if left else []), *parts, *([ast.ANY_TEXT] if right else []), *tail)
 
 
 def _least(tree: Tree) -> Tree:

@@ -19,7 +19,7 @@ class Tree:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)  # type: ignore[attr-defined]
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and hash(self) == hash(other) and self._fields() == other._fields())  # type: ignore[attr-defined]
+        return self is other or (type(self) is type(other) and hash(self) == hash(other) and self._fields() == other._fields())
 
     def __hash__(self) -> int:
         return self._hash
@@ -114,6 +114,8 @@ def repeat(body: Tree, lo: int, hi: int | None) -> Tree:
         return EMPTY_TEXT
     if (lo, hi) == (1, 1):
         return body
+    if isinstance(body, Beside | Look) or (isinstance(body, Alt | Seq) and all(isinstance(p, Beside | Look) for p in body.parts)):
+        return body if lo else EMPTY_TEXT  # conditions alone: once is as good as often
     if isinstance(body, Repeat) and body.lo <= 1 and body.hi is None and hi is None:
         return Repeat(body.body, min(lo, 1) * body.lo if lo <= 1 else body.lo * lo, None)
     if isinstance(body, Repeat) and (body.lo, body.hi) == (0, 1):

@@ -142,8 +142,8 @@ class Contexts:
             return self.words(ast.seq(*([body] * lo), more), before, after)
         if hi is not None:
             once = self.words(body, before, after)[1]
-            more = self.words(ast.seq(body, ast.repeat(body, 0, hi - 1)), before, after)[1] if hi > 1 else {}
-            return True, self.union(once, more)
+            longer = self.words(ast.seq(body, ast.repeat(body, 0, hi - 1)), before, after)[1] if hi > 1 else {}
+            return True, self.union(once, longer)
         return True, self._star(body, before, after)
 
     def _counted(self, tree: Repeat, before: int, after: int) -> tuple[bool, Words]:

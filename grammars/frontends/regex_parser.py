@@ -147,7 +147,8 @@ class _Parser:
     def open_group(self, start: int) -> None:
         if len(self.frames) > MAX_NESTING:
             raise GrammarTooComplex("nesting", f"a regular expression nests groups more than {MAX_NESTING} deep")
-        flags, close = self.top.flags, _same
+        flags = self.top.flags
+        close: Callable[[Tree], Tree] = _same
         if self.take("?"):
             kind = self.take_match(r":|=|!|<=|<!|P?<(?=[^=!])|P=|>|#|\(|([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
             if kind is None:
@@ -407,4 +408,3 @@ def _look(kind: str, position: int) -> Callable[[Tree], Tree]:
         return Look(body, ahead="<" not in kind, negative="!" in kind, position=position)
 
     return close
-

@@ -61,6 +61,8 @@ class StringFacets:
         facets = StringFacets(min_length, max_length)
         if pattern is not None:
             tree = _pattern_tree(pattern, f"{pointer}/pattern")
+            if ast.has_conditions(tree, looks_only=True):
+                lower(Builder(), tree, JSON, f"{pointer}/pattern")  # what cannot be made regular is refused here
             if tree != ast.ANY_TEXT:
                 facets = replace(facets, patterns=frozenset([pattern]))
         if format is not None and formats.find(format) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentkit.grammars import expr
 from agentkit.grammars.expr import Builder, Node
@@ -49,7 +50,7 @@ class _Classes(Alphabet):
 class _Readable(Builder):
     """A Builder whose nodes can be read back."""
 
-    def node(self, number: Node) -> tuple:  # type: ignore[type-arg]
+    def node(self, number: Node) -> tuple[Any, ...]:
         return self._nodes[number]
 
 
@@ -161,17 +162,17 @@ class TextSet:
             self._nullable[node] = self._is_nullable(self.b.node(node))
         return self._nullable[node]
 
-    def _is_nullable(self, n: tuple) -> bool:
+    def _is_nullable(self, n: tuple[Any, ...]) -> bool:
         op = n[0]
         if op in (expr.OP_SEQ, expr.OP_AND):
             return all(map(self.nullable, n[1:]))
         if op == expr.OP_ALT:
             return any(map(self.nullable, n[1:]))
         if op == expr.OP_REPEAT:
-            return n[2] == 0 or self.nullable(n[1])
+            return bool(n[2] == 0 or self.nullable(n[1]))
         if op == expr.OP_NOT:
             return not self.nullable(n[1])
-        return op == expr.OP_EPSILON or (op == expr.OP_TRIE and n[1] == b"")
+        return bool(op == expr.OP_EPSILON or (op == expr.OP_TRIE and n[1] == b""))
 
     def derive(self, node: Node, byte: int) -> Node:
         key = (node, byte)
@@ -179,7 +180,7 @@ class TextSet:
             self._derived[key] = self._derive(self.b.node(node), byte)
         return self._derived[key]
 
-    def _derive(self, n: tuple, byte: int) -> Node:
+    def _derive(self, n: tuple[Any, ...], byte: int) -> Node:
         b, op = self.b, n[0]
         if op == expr.OP_CLASS:
             return b.EPSILON if int.from_bytes(n[1], "little") >> byte & 1 else b.EMPTY

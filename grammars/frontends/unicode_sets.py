@@ -160,5 +160,7 @@ def _case_classes() -> dict[int, tuple[int, ...]]:
 @cache
 def ignore_case(chars: CharSet) -> CharSet:
     """The set and every character that differs from a member only by case (simple folding)."""
-    extra = [(o, o) for c, others in _case_classes().items() if c in chars for o in others]
+    classes = _case_classes()
+    members = (c for lo, hi in chars.ranges for c in range(lo, hi + 1)) if chars.size < len(classes) else filter(chars.__contains__, classes)
+    extra = [(o, o) for c in members if c in classes for o in classes[c]]
     return CharSet.from_ranges((*chars.ranges, *extra))

@@ -65,7 +65,10 @@ def test_spellings(seed):
         assert {s for s in every if accepts(refs["full"], s.encode())} == (every if within else set())
 
 
-@pytest.mark.parametrize("text", [rb"\ud83d", rb"\ude00\ud83d", rb"\ud83dx", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\n", b'"', b"\\", rb"\q", rb"\u12g4"])
+@pytest.mark.parametrize(
+    "text",
+    [rb"\ud83d", rb"\ude00\ud83d", rb"\ud83dx", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\n", b'"', b"\\", rb"\q", rb"\u12g4"],
+)
 def test_what_no_character_spells(text):
     for universe in ("canonical", "full"):
         b = Builder()
