@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.frontends.json_schema.document import escape
+from agentkit.grammars.frontends.json_schema.families import NOTHING
 from agentkit.grammars.frontends.json_schema.keywords import number
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
-from agentkit.grammars.frontends.json_schema.shapes import ANY_NULL, NOTHING, Array, Booleans, Object, Shape
+from agentkit.grammars.frontends.json_schema.shapes import ANY_NULL, Array, Booleans, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import FALSE, Type, Value
 
 if TYPE_CHECKING:

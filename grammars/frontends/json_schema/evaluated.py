@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.algebra import intersect
 from agentkit.grammars.frontends.json_schema.families import cut, refine
-from agentkit.grammars.frontends.json_schema.shapes import Array, Object, Shape, intersect
+from agentkit.grammars.frontends.json_schema.shapes import Array, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import TRUE, Type
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ from typing import Any
 
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.algebra import complement, product
 from agentkit.grammars.frontends.json_schema.document import Document, Location, escape
 from agentkit.grammars.frontends.json_schema.enums import shapes_of_values
 from agentkit.grammars.frontends.json_schema.evaluated import enforce_unevaluated
 from agentkit.grammars.frontends.json_schema.logic import apply_logic
 from agentkit.grammars.frontends.json_schema.members import array_shape, object_shape
 from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRING, INTEGERS, WHOLE, numbers_from, strings_from
-from agentkit.grammars.frontends.json_schema.shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape, complement, product
+from agentkit.grammars.frontends.json_schema.shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape
 from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, EITHER, FALSE, TRUE, InPlaceCycle, Type, Types, Value
 from agentkit.grammars.report import Report
 

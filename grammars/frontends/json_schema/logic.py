@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.frontends.json_schema import keywords as kw
+from agentkit.grammars.frontends.json_schema.algebra import intersect, limit_shapes, product
 from agentkit.grammars.frontends.json_schema.document import Location, escape
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
-from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Object, Shape, intersect, limit_shapes, product
+from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, InPlaceCycle, Type
 
 if TYPE_CHECKING:

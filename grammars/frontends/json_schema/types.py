@@ -75,7 +75,7 @@ class Types:
     def _new(self, made: Type) -> Type:
         self._count += 1
         if self._count > MAX_TYPES:
-            raise GrammarTooComplex("types", f"combining the parts gives more than {MAX_TYPES} different conditions; use fewer overlapping allOf/anyOf/oneOf/not")
+            raise GrammarTooComplex("types", f"combining the parts gives more than {MAX_TYPES} different conditions; use fewer overlapping branches")
         return made
 
     def both(self, *parts: Type) -> Type:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
+from agentkit.grammars.frontends.json_schema.algebra import intersect
 from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING
-from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Family, Object, intersect
+from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Family, Object
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
 
 MAX_STATES = 4096
