@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # built at first use: declaring a tool needs no messages
 
 
 class SystemMessage(_Part):
@@ -87,7 +87,7 @@ class RetryMessage(_Part):
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage | RetryMessage, Field(discriminator="role")]
 
-_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message], config=ConfigDict(defer_build=True))
 
 
 def messages_to_json(messages: Sequence[Message], *, indent: int | None = None) -> str:
