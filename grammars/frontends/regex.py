@@ -12,6 +12,8 @@ Knows nothing of schemas. Trees without conditions are lowered directly. Otherwi
 
 from __future__ import annotations
 
+import re
+
 from agentkit.errors import UnsupportedSchema
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends import regex_ast as ast
@@ -41,6 +43,21 @@ def compile_regex(
     """
     key = ("regex", pattern, dialect, search, alphabet, flags)
     return remembered(builder, key, lambda: lower(builder, whole_text(parse(pattern, dialect, flags=flags, pointer=pointer), search), alphabet, pointer))
+
+
+_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x", re.ASCII: "a"}
+
+
+def regex_node(builder: Builder, pattern: str, *, flags: int | re.RegexFlag = 0) -> Node:
+    """The texts that `re.fullmatch(pattern, text, flags)` takes, in UTF-8; EMPTY if there are none.
+
+    Raises InvalidGrammar (with the offset), UnsupportedSchema (naming the construct), GrammarTooComplex.
+    """
+    letters = "".join(letter for flag, letter in _FLAGS.items() if flags & flag)
+    unknown = re.RegexFlag(flags & ~sum(_FLAGS) & ~re.UNICODE)
+    if unknown:
+        raise UnsupportedSchema("flags", str(unknown), "it changes no language of texts; leave it out")
+    return compile_regex(builder, pattern, dialect="python", flags=letters)
 
 
 def whole_text(tree: Tree, search: bool) -> Tree:

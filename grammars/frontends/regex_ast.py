@@ -137,6 +137,17 @@ def has_conditions(tree: Tree, *, looks_only: bool = False) -> bool:
     return False
 
 
+def inhabited(tree: Tree) -> bool:
+    """Surely some text is a member: no conditions, and no part that nothing matches."""
+    if isinstance(tree, Chars):
+        return bool(tree.set & SCALARS)
+    if isinstance(tree, Seq):
+        return all(map(inhabited, tree.parts))
+    if isinstance(tree, Alt):
+        return any(map(inhabited, tree.parts)) and not has_conditions(tree)
+    return isinstance(tree, Repeat) and (inhabited(tree.body) or (tree.lo == 0 and not has_conditions(tree.body)))
+
+
 def nullable(tree: Tree) -> bool:
     """Is the empty text a member? For trees without conditions."""
     if isinstance(tree, Seq):

@@ -118,7 +118,16 @@ class StringFacets:
         """No text is in the set. Exact, but for searches beyond texts.MAX_STATES, which count as non-empty."""
         if self.max_length is not None and self.min_length > self.max_length:
             return True
-        return not self.lengths_only and self.texts.is_empty()
+        return not self.lengths_only and not self._plainly_inhabited() and self.texts.is_empty()
+
+    def _plainly_inhabited(self) -> bool:
+        """One pattern or format that says all there is to say, and has members: no search is needed."""
+        trees = self.wanted()
+        if len(trees) != 1 or self.not_patterns or self.not_formats or self.excluded or not ast.inhabited(trees[0]):
+            return False
+        lo, hi = self.lengths()
+        run = _clipped(trees[0], lo, hi)
+        return run != ast.NEVER if run is not None else _within(ast.widths(trees[0]), lo, hi)
 
     def count_up_to(self, limit: int) -> int:
         """How many texts are in the set, but at most `limit`."""
@@ -178,13 +187,18 @@ def _content(b: Builder, facets: StringFacets, alphabet: Alphabet) -> Node:
     bounded = lo == 0 and hi is None
     for tree in trees:
         run = None if bounded else _clipped(tree, lo, hi)
-        least, most = ast.widths(tree)
-        bounded = bounded or run is not None or (least >= lo and (hi is None or (most is not None and most <= hi)))
+        bounded = bounded or run is not None or _within(ast.widths(tree), lo, hi)
         parts.append(lower(b, tree if run is None else run, alphabet))
     if not bounded or not parts:
         parts.append(b.repeat(alphabet.chars(b, SCALARS), lo, hi))
     parts += [b.complement(lower(b, tree, alphabet)) for tree in facets.unwanted()]
     return b.both(*parts)
+
+
+def _within(widths: tuple[int, int | None], lo: int, hi: int | None) -> bool:
+    """Do the lengths follow from the tree?"""
+    least, most = widths
+    return least >= lo and (hi is None or (most is not None and most <= hi))
 
 
 def _clipped(tree: Tree, lo: int, hi: int | None) -> Tree | None:

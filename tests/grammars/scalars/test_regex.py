@@ -13,7 +13,7 @@ import pytest
 from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
 from agentkit.grammars.expr import Builder
 from agentkit.grammars.frontends.chars import JSON, JSON_FULL, UTF8, json_escape
-from agentkit.grammars.frontends.regex import compile_regex
+from agentkit.grammars.frontends.regex import compile_regex, regex_node
 from agentkit.grammars.frontends.regex_parser import parse
 from tests.grammars.reference import Reference, accepts
 
@@ -243,3 +243,16 @@ def test_fixed_alternatives_become_one_trie():
     b = Builder()
     words = [f"word{i}" for i in range(500)]
     assert compile_regex(b, "|".join(words)) == b.trie(w.encode() for w in words)
+
+
+def test_flags_of_re():
+    def node(pattern: str, flags: int) -> Reference:
+        b = Builder()
+        return Reference(b.program(regex_node(b, pattern, flags=flags)))
+
+    assert accepts(node("a.b", re.IGNORECASE | re.DOTALL), b"A\nB")
+    assert accepts(node("a b", re.VERBOSE), b"ab")
+    assert not accepts(node(r"\d", re.ASCII), "٣".encode())
+    assert accepts(node("a$\nb", re.MULTILINE | re.UNICODE), b"a\nb")
+    with pytest.raises(UnsupportedSchema, match="LOCALE"):
+        node("a", re.LOCALE)
