@@ -45,7 +45,7 @@ def refine(families: Iterable[tuple[Strings, Type]], fields: dict[str, Type]) ->
         if names.only is not None:
             for name in sorted(names.only):
                 fields.setdefault(name, kind)
-        elif not names.is_empty():
+        elif kind is FALSE or not names.is_empty():
             kept.append(Family(names, kind))
     if len(kept) > MAX_FAMILIES:
         raise GrammarTooComplex("key families", f"the patterns for property names overlap in more than {MAX_FAMILIES} ways")
