@@ -19,7 +19,7 @@ TEXTS = [
     "0 1 12 123 1234 12345 3.14159 1,000,000 -7 1e-10 0x1F ½ ² ٣ Ⅷ",
     "x1y22z333 v1.2.3 2024-01-31T10:20:30Z",
     '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3, "units": null, "list": [1, 2.5, true]}}',
-    json.dumps({"nested": {"a": [{"b": "c\\n\"d\""}] * 3}}, indent=4),
+    json.dumps({"nested": {"a": [{"b": 'c\\n"d"'}] * 3}}, indent=4),
     "def f(x: int) -> int:\n    return x ** 2  # comment\n\n\nclass A:\n\tpass\n",
     "<div class='a'>&nbsp;&lt;</div> <!-- no --> a<b>c d|e||f <| |> <|im_ end|>",
     "Ünïcödé façade Ångström naïve Straße ŒÆ é e\u0301",
