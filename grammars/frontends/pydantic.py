@@ -20,7 +20,6 @@ from agentkit.grammars.expr import Builder
 from agentkit.grammars.frontends.json_schema import CompiledSchema, compile_schema
 from agentkit.grammars.frontends.json_schema.emit import KeyOrder, Whitespace
 
-
 DECIMAL_DIGITS = 20  # before and after the point of a Decimal in a string, unless its type says less
 INTEGER_KEY = r"^(0|-?[1-9]\d{0,18})$"
 

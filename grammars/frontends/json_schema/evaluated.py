@@ -28,19 +28,19 @@ class SeenKeys(NamedTuple):
     names: frozenset[str] = frozenset()
     families: tuple[Strings, ...] = ()
 
-    def __or__(self, other: SeenKeys) -> SeenKeys:  # type: ignore[override]
+    def __or__(self, other: SeenKeys) -> SeenKeys:
         return SeenKeys(self.every or other.every, self.names | other.names, (*self.families, *other.families))
 
 
 class SeenItems(NamedTuple):
-    """Evaluated items: `every` one, or the first `count` and those that meet one of `types` (contains)."""
+    """Evaluated items: `every` one, or the first `first` and those that meet one of `types` (contains)."""
 
     every: bool
-    count: int = 0
+    first: int = 0
     types: tuple[Type, ...] = ()
 
-    def __or__(self, other: SeenItems) -> SeenItems:  # type: ignore[override]
-        return SeenItems(self.every or other.every, max(self.count, other.count), (*self.types, *other.types))
+    def __or__(self, other: SeenItems) -> SeenItems:
+        return SeenItems(self.every or other.every, max(self.first, other.first), (*self.types, *other.types))
 
 
 def enforce_unevaluated(x: Expander, at: Location, shapes: list[Shape]) -> list[Shape]:
@@ -60,7 +60,7 @@ def _close(x: Expander, s: Shape, t: Type, at: Location) -> Shape | None:
         return _with_seen(closed, SeenKeys(True))
     assert isinstance(s, Array)
     items = s.seen or SeenItems(False)
-    limit = Array((TRUE,) * items.count, x.types.either(t, *items.types))
+    limit = Array((TRUE,) * items.first, x.types.either(t, *items.types))
     closed = s if items.every or t is TRUE else intersect(s, limit, x.types)
     return _with_seen(closed, SeenItems(True))
 

@@ -75,7 +75,7 @@ def object_shape(x: Expander, at: Location) -> Shape | None:
     additional = TRUE
     if "additionalProperties" in schema:
         additional = x.place(at, kw.subschema(schema["additionalProperties"], "additionalProperties", pointer), "/additionalProperties")
-    extras = EVERYTHING if additional is TRUE else NOTHING if additional is FALSE else (Family(ANY_STRING, additional),)
+    extras: tuple[Family, ...] = EVERYTHING if additional is TRUE else NOTHING if additional is FALSE else (Family(ANY_STRING, additional),)
     if "patternProperties" in schema:
         extras = _patterns(x, at, fields, additional)
     if "propertyNames" in schema and "propertyNames" in x.scope:

@@ -11,8 +11,9 @@ from itertools import combinations
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
 from agentkit.grammars.frontends.json_schema.algebra import intersect
+from agentkit.grammars.frontends.json_schema.families import Family
 from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING
-from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Family, Object
+from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Object
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
 
 MAX_STATES = 4096
@@ -147,5 +148,3 @@ def _with_undeclared(o: Object, e: Exists, types: Types) -> list[Object]:
             if o.hi is None or lo <= o.hi:
                 out.append(Object(fields, present, o.extras, lo, o.hi, o.some))
     return out
-
-

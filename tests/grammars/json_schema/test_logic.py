@@ -33,7 +33,8 @@ def test_any_of_is_union_and_keeps_its_neighbours() -> None:
 
 
 def test_one_of_means_exactly_one() -> None:
-    check({"oneOf": [{"type": "integer", "minimum": 0, "maximum": 10}, {"type": "integer", "minimum": 5, "maximum": 20}]}, ["0", "4", "11", "20"], ["5", "10", "21", "-1"])
+    ranges = [{"type": "integer", "minimum": 0, "maximum": 10}, {"type": "integer", "minimum": 5, "maximum": 20}]
+    check({"oneOf": ranges}, ["0", "4", "11", "20"], ["5", "10", "21", "-1"])
     check({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, ['{"a":1}', '{"b":1,"c":2}'], ["{}", '{"a":1,"b":1}'])
     check({"oneOf": [INTEGER, {"type": "number"}]}, ["1.5"], ["1", "1.0"])
 
@@ -79,7 +80,8 @@ def test_a_complement_that_cannot_be_expressed_is_refused_by_name() -> None:
 
 
 def test_if_then_else() -> None:
-    schema = {**obj(["k"], k={"enum": ["a", "b"]}, n=INTEGER), "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["n"]}, "else": {"properties": {"n": False}}}
+    when = {"if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["n"]}, "else": {"properties": {"n": False}}}
+    schema = {**obj(["k"], k={"enum": ["a", "b"]}, n=INTEGER), **when}
     check(schema, ['{"k":"a","n":1}', '{"k":"b"}'], ['{"k":"a"}', '{"k":"b","n":1}', "{}"])
     check({"if": {"type": "integer"}, "then": {"minimum": 3}}, ["3", '"a"', "1.5"], ["2"])
     check({"if": {"type": "integer"}}, ["3", "null"], [])
@@ -106,9 +108,11 @@ def test_unevaluated_items() -> None:
 
 
 def test_combinations_that_explode_end_in_a_typed_error() -> None:
-    pair = {"anyOf": [{"properties": {"a": {"minimum": 1}}, "required": ["b"]}, {"properties": {"c": {"minimum": 2}}, "required": ["d"]}, {"type": "array", "minItems": 2}]}
-    branches = [{"anyOf": [{"properties": {f"p{i}": {"minimum": 1}}, "required": [f"q{i}"]}, {"properties": {f"r{i}": {"minimum": 2}}, "required": [f"s{i}"]}]} for i in range(20)]
-    assert compile_schema(pair)
+    def one_of_two(i: int) -> dict[str, Any]:
+        return {"anyOf": [{"properties": {f"p{i}": {"minimum": 1}}, "required": [f"q{i}"]}, {"properties": {f"r{i}": {"minimum": 2}}, "required": [f"s{i}"]}]}
+
+    assert compile_schema({"type": "object", "allOf": [one_of_two(i) for i in range(4)]})
+    branches = [one_of_two(i) for i in range(20)]
     with pytest.raises(GrammarTooComplex) as caught:
         compile_schema({"type": "object", "allOf": branches})
     assert caught.value.limit == "alternatives"
