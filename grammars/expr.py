@@ -288,7 +288,8 @@ def _encode(nodes: list[tuple], rules: list[Node], root: Node, specials: tuple[s
     SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL [op, index]
     TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
     MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
-             (o, length, value', required) per field in declared order, (key', value') per extra]
+             (o, length, value', required) per field in declared order, (key', value') per extra,
+             field numbers sorted by key]
     """
     order, called = _reachable(nodes, rules, root)
     new = {old: i for i, old in enumerate(order)}
@@ -334,4 +335,5 @@ def _encode(nodes: list[tuple], rules: list[Node], root: Node, specials: tuple[s
                 code += [place(key), len(key), new[value], int(required)]
             for key, value in extras:
                 code += [new[key], new[value]]
+            code += sorted(range(len(fields)), key=lambda i: fields[i][0])
     return Program.make(code, starts, bytes(blob), [new[rules[r]] for r in called], new[root], specials)

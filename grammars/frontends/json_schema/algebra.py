@@ -16,8 +16,8 @@ from agentkit.grammars.frontends.json_schema.shapes import ANY_BOOLEAN, ANYTHING
 from agentkit.grammars.frontends.json_schema.subsume import thin
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
 
-MAX_SHAPES = 4096
-FEW = 8  # alternatives that are not worth thinning out
+MAX_SHAPES = 2048
+FEW, MANY = 8, 400  # fewer alternatives are not worth thinning out, more would take too long
 
 _T = TypeVar("_T")
 
@@ -102,7 +102,7 @@ def product(left: Sequence[Shape], right: Sequence[Shape], types: Types) -> list
                 if both is not None:
                     out.append(both)
                     limit_shapes(len(out))
-    return thin(out) if len(left) > 1 and len(right) > 1 and len(out) > FEW else out
+    return thin(out) if len(left) > 1 and len(right) > 1 and FEW < len(out) <= MANY else out
 
 
 def limit_shapes(n: int) -> None:

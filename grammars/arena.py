@@ -1,0 +1,217 @@
+"""An arena: everything that grammars have reached so far for one vocabulary, in flat arrays that the kernels read.
+
+Owns the node array (layout in core/layout.py) and the bank of mask rows, enlarges them when a kernel says that a
+section is full, and turns a kernel's refusal into a typed error. One lock guards all of it: kernels release the GIL.
+Knows nothing of front ends or matchers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentkit.errors import GrammarTooComplex
+
+from .core import kernels, layout
+from .core.lower import lower
+from .core.masks import guarded_row, mask_row
+from .core.search import fits, tokens_needed
+from .expr import Program
+
+if TYPE_CHECKING:
+    from .vocabulary import Vocabulary
+
+__all__ = ["Arena"]
+
+Kernel = Callable[..., Any]
+
+_START = {"nodes": 1 << 13, "memo": 1 << 15, "rows": 64, "scratch": 1 << 16, "pool": 1 << 16, "bank": 64}
+_FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
+_WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
+
+
+def _new_memory(caps: dict[str, int]) -> np.ndarray:
+    """An empty arena array with the given capacities (nodes, memo entries, dense rows, scratch and pool integers)."""
+    hash_size = 1 << (2 * caps["nodes"] - 1).bit_length()
+    sizes = [layout.H_SIZE, caps["nodes"] * layout.STRIDE, hash_size, 3 * caps["memo"], 256 * caps["rows"], caps["scratch"], caps["pool"]]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    mem = np.zeros(starts[-1], np.int32)
+    mem[layout.H_NODES], mem[layout.H_NODE_CAP] = starts[1], caps["nodes"]
+    mem[layout.H_HASH], mem[layout.H_HASH_MASK] = starts[2], hash_size - 1
+    mem[layout.H_MEMO], mem[layout.H_MEMO_MASK] = starts[3], caps["memo"] - 1
+    mem[layout.H_ROWS], mem[layout.H_ROW_CAP] = starts[4], caps["rows"]
+    mem[layout.H_SCRATCH], mem[layout.H_SCRATCH_CAP] = starts[5], caps["scratch"]
+    mem[layout.H_POOL], mem[layout.H_POOL_CAP] = starts[6], caps["pool"]
+    mem[starts[2] : starts[4]] = -1
+    return mem
+
+
+class Arena:
+    """States, transitions and mask rows for one vocabulary.
+
+    bank: uint32 [rows, ceil(width / 32)]; rows are shared by all states and grammars with equal masks.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, bank_bytes: int) -> None:
+        self.vocabulary = vocabulary
+        self.lock = threading.Lock()
+        self.bank_bytes = bank_bytes
+        self._voc = vocabulary.array
+        self._caps = dict(_START)
+        self._mem = _new_memory(self._caps)
+        for node, flags in ((layout.EPSILON, layout.NULLABLE), (layout.ALL, layout.NULLABLE | layout.WIDE)):
+            self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_OP] = node
+            self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_FLAGS] = flags
+        self._mem[self._mem[layout.H_NODES] + layout.ALL * layout.STRIDE + layout.N_OP] = layout.A_NOT
+        self._mem[layout.H_NODE_COUNT] = 3
+        self._mem[layout.H_POOL_COUNT] = 1
+        self._roots: dict[bytes, int] = {}
+        self._new_bank()
+
+    def _new_bank(self) -> None:
+        rows = self._caps["bank"]
+        self.bank: np.ndarray = np.zeros((rows, self.vocabulary.words), np.uint32)
+        self._index = np.full(4 * rows, -1, np.int32)
+        self._work = np.zeros(self.vocabulary.words, np.uint32)
+        self._views: dict[int, np.ndarray] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that states, transitions and mask rows take."""
+        return int(self._mem.nbytes + self.bank.nbytes)
+
+    @property
+    def node_count(self) -> int:
+        return int(self._mem[layout.H_NODE_COUNT])
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the bank in use."""
+        return int(self._mem[layout.H_BANK_USED])
+
+    def root(self, program: Program) -> int:
+        """The state in which a program begins (0 if nothing matches it)."""
+        with self.lock:
+            node = self._roots.get(program.digest)
+            if node is None:
+                specials = np.array([self.vocabulary.special_symbol(name) for name in program.specials], np.int64)
+                count, rules = len(program.starts), len(program.rules)
+                work = [np.zeros(n, np.int64) for n in (count, rules, rules, count)]
+                parts = [part.astype(np.int64) for part in (program.code, program.starts, program.blob, program.rules)]
+                node = self._run(lower, self._voc, *parts, program.root, specials, *work)
+                self._roots[program.digest] = node
+            return node
+
+    def advance_token(self, state: int, token: int) -> int:
+        """State after a token, 0 if it is not allowed."""
+        with self.lock:
+            following = kernels.advance_token(self._mem, self._voc, state, token)
+            if following == 0 and self._mem[layout.H_STATUS]:
+                following = self._run(kernels.advance_token, self._voc, state, token)
+            return int(following)
+
+    def advance_bytes(self, state: int, data: bytes) -> int:
+        with self.lock:
+            return int(self._run(kernels.advance_bytes, state, np.frombuffer(data, np.uint8)))
+
+    def mask_row(self, state: int) -> int:
+        """Row of the bank that holds the mask of `state`."""
+        with self.lock:
+            known = self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_MASK]
+            if known:
+                return int(known) - 1
+            while True:
+                row = mask_row(self._mem, self._voc, self.bank, self._index, self._work, state)
+                if row >= 0:
+                    return int(row)
+                self._make_room()
+
+    def row(self, number: int) -> np.ndarray:
+        """Read-only view of a bank row; it stays what it was even if the bank is enlarged or emptied."""
+        view = self._views.get(number)
+        if view is None:
+            view = self._views[number] = self.bank[number]
+            view.flags.writeable = False
+        return view
+
+    def guarded(self, state: int, budget: int) -> np.ndarray:
+        """Mask of the tokens after which at most budget - 1 more tokens complete the text; uint32 [words], own memory."""
+        out = np.zeros(self.vocabulary.words, np.uint32)
+        with self.lock:
+            self._run(guarded_row, self._voc, out, state, budget)
+        return out
+
+    def is_accepting(self, state: int) -> bool:
+        return bool(self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_FLAGS] & layout.NULLABLE)
+
+    def is_final(self, state: int) -> bool:
+        """Must the text end here?"""
+        return state == layout.EPSILON
+
+    def fits(self, state: int, budget: int) -> bool:
+        with self.lock:
+            return bool(self._run(fits, self._voc, state, budget))
+
+    def tokens_needed(self, state: int) -> int:
+        """Tokens of the shortest completion by bytes; layout.INFINITE if no tokens spell it."""
+        with self.lock:
+            return int(self._run(tokens_needed, self._voc, state))
+
+    def forced_bytes(self, state: int, limit: int = 4096) -> bytes:
+        """The bytes that must follow here, as far as there is no choice; at most `limit`."""
+        out = np.empty(limit, np.uint8)
+        with self.lock:
+            count = self._run(kernels.forced_bytes, self._voc, state, out)
+        return out[:count].tobytes()
+
+    def _run(self, kernel: Kernel, *args: Any) -> int:
+        while True:
+            result = kernel(self._mem, *args)
+            if not self._mem[layout.H_STATUS]:
+                return int(result or 0)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Answer a kernel that stopped early: enlarge what was full, or raise."""
+        mem = self._mem
+        status = int(mem[layout.H_STATUS])
+        mem[layout.H_STATUS] = mem[layout.H_DEPTH] = mem[layout.H_SCRATCH_TOP] = 0
+        if status == layout.FULL_BANK:
+            self._grow_bank()
+        elif status in _FULL:
+            self._grow(_FULL[status])
+        elif status == layout.TOO_DEEP:
+            raise GrammarTooComplex("nesting", "rules call each other too deeply before any text is read (a left-recursive rule?)")
+        else:
+            raise GrammarTooComplex("states", f"an intersection or complement has more than {layout.MAX_STATES} states")
+
+    def _grow(self, section: str) -> None:
+        old = self._mem
+        self._caps[section] *= 2
+        if section == "nodes":
+            self._caps["pool"] = max(self._caps["pool"], 2 * self._caps["nodes"])
+        new = _new_memory(self._caps)
+        if new.nbytes > _WORKSPACE:
+            raise GrammarTooComplex("memory", f"the grammars of this vocabulary have reached {self.node_count} states")
+        kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
+        new[kept] = old[kept]
+        copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
+        for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
+            new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
+        kernels.rehash(old, new)
+        self._mem = new
+
+    def _grow_bank(self) -> None:
+        rows, used = 2 * self._caps["bank"], self.row_count
+        if rows * self.bank.shape[1] * 4 > self.bank_bytes and used > 8:
+            kernels.forget_masks(self._mem)
+            self._new_bank()
+            return
+        self._caps["bank"] = rows
+        old, index = self.bank, self._index
+        self._new_bank()
+        self.bank[:used] = old[:used]
+        kernels.reindex(self.bank, index, self._index)

@@ -1,0 +1,175 @@
+"""The entry points that Python calls; everything else in this package is inlined into them.
+
+All take the arena and the vocabulary as int32 arrays and leave H_STATUS set when they stopped early: a full section
+(enlarge it and call again) or a passed limit. Nothing is half-done then: nodes are only ever added.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import inner, kernel
+from .derive import first_bytes, memo_store, step
+from .layout import (
+    EMPTY,
+    H_BANK_USED,
+    H_HASH,
+    H_HASH_MASK,
+    H_MEMO,
+    H_MEMO_COUNT,
+    H_MEMO_MASK,
+    H_NODE_COUNT,
+    H_NODES,
+    H_POOL,
+    H_SCRATCH_TOP,
+    H_STATUS,
+    N_A,
+    N_B,
+    N_HEAD,
+    N_MASK,
+    N_OP,
+    STRIDE,
+    V_BYTES,
+    V_SPECIAL_COUNT,
+    V_SPECIALS,
+    V_START,
+)
+from .masks import bank_slot
+from .nodes import fixed_hash, list_hash, nullable, push, reg, scratch, top_of, voc_at
+
+
+@kernel
+def advance_bytes(mem, state, data):
+    """State after the bytes `data`; EMPTY if they are not allowed (or H_STATUS is set)."""
+    for k in range(data.shape[0]):
+        state = step(mem, state, np.int64(data[k]))
+        if state == EMPTY:
+            break
+    return state
+
+
+@kernel
+def advance_token(mem, voc, state, token):
+    """State after `token`; EMPTY if it is not allowed (or H_STATUS is set). Tokens without bytes are special symbols."""
+    start, end = voc_at(voc, V_START, token), voc_at(voc, V_START, token + 1)
+    if start == end:
+        for k in range(reg(voc, V_SPECIAL_COUNT)):
+            if voc_at(voc, V_SPECIALS, k) == token:
+                return step(mem, state, 256 + k)
+        return EMPTY
+    for k in range(reg(voc, V_BYTES) + start, reg(voc, V_BYTES) + end):
+        state = step(mem, state, reg(voc, k))
+        if state == EMPTY:
+            break
+    return state
+
+
+@kernel
+def forced_bytes(mem, voc, state, out):
+    """The bytes that must follow, as long as there is exactly one choice and the text may not end; their number."""
+    count = 0
+    while count < out.shape[0] and not nullable(mem, state) and reg(mem, H_STATUS) == 0:
+        base = top_of(mem)
+        for _ in range(8):
+            push(mem, 0)
+        first_bytes(mem, state, base)
+        only, following = -1, EMPTY
+        for byte in range(256):
+            if (scratch(mem, base + (byte >> 5)) >> (byte & 31)) & 1:
+                after = step(mem, state, byte)
+                if after != EMPTY:
+                    if only >= 0:
+                        only = -2
+                        break
+                    only, following = byte, after
+        mem[H_SCRATCH_TOP] = base
+        if only < 0:
+            break
+        for k in range(reg(voc, V_SPECIAL_COUNT)):
+            if voc_at(voc, V_SPECIALS, k) >= 0 and step(mem, state, 256 + k) != EMPTY:
+                only = -1
+        if only < 0:
+            break
+        out[count] = only
+        count += 1
+        state = following
+    return count
+
+
+@kernel
+def rehash(old, new):
+    """Rebuild the hash and memo tables of `new` from the nodes and memo entries of `old` (sections already copied)."""
+    for k in range(new[H_HASH_MASK] + 1):
+        new[new[H_HASH] + k] = -1
+    for node in range(3, new[H_NODE_COUNT]):
+        at = new[H_NODES] + node * STRIDE
+        op = new[at + N_OP]
+        if is_list(op):
+            slot = list_hash(new, op, new[H_POOL] + new[at + N_A], new[at + N_B]) >> 7 & new[H_HASH_MASK]
+        else:
+            slot = fixed_hash(op, new[at + 1], new[at + 2], new[at + 3], new[at + 4], new[at + 5], new[at + 6]) >> 7 & new[H_HASH_MASK]
+        while new[new[H_HASH] + slot] >= 0:
+            slot = (slot + 1) & new[H_HASH_MASK]
+        new[new[H_HASH] + slot] = node
+    for k in range(new[H_MEMO_MASK] + 1):
+        new[new[H_MEMO] + 3 * k] = -1
+    new[H_MEMO_COUNT] = 0
+    for k in range(old[H_MEMO_MASK] + 1):
+        at = old[H_MEMO] + 3 * k
+        if old[at] >= 0:
+            memo_store(new, old[at], old[at + 1], old[at + 2])
+
+
+@inner
+def is_list(op):
+    """Nodes whose content stands in the pool: ALT, AND, KEYSET, BYTES."""
+    return op == 5 or op == 7 or op == 15 or op == 17
+
+
+@kernel
+def forget_masks(mem):
+    """Drop all references into the bank."""
+    mem[H_BANK_USED] = 0
+    for node in range(reg(mem, H_NODE_COUNT)):
+        at = reg(mem, H_NODES) + node * STRIDE
+        mem[at + N_MASK], mem[at + N_HEAD] = 0, 0
+
+
+@kernel
+def reindex(rows, old, new):
+    """Enter the rows that `old` refers to into the larger index `new`."""
+    for k in range(old.shape[0]):
+        if old[k] >= 0:
+            new[bank_slot(rows, new, rows[old[k]])] = old[k]
+
+
+@kernel
+def build_vocabulary(data, starts, ids, byte, depth, skip, parent, first):
+    """Token trie in depth-first order over tokens sorted by bytes (token k: data[starts[k]:starts[k + 1]], id ids[k]).
+
+    Fills byte, depth, skip, parent [nodes] and first [nodes + 1]; returns the number of nodes. With empty arrays only counts.
+    """
+    count, previous = 0, 0
+    path = np.empty(1 << 16, np.int32)
+    length, fill = 0, byte.shape[0] > 0
+    for k in range(ids.shape[0]):
+        start, end = starts[k], starts[k + 1]
+        common = 0
+        while common < length and common < end - start and data[previous + common] == data[start + common]:
+            common += 1
+        if fill:
+            for d in range(common, length):
+                skip[path[d]] = count
+        for d in range(common, end - start):
+            path[d] = count
+            if fill:
+                byte[count], depth[count], first[count] = data[start + d], d, k
+                parent[count] = path[d - 1] if d else -1
+            count += 1
+        if fill and count:
+            first[count] = k + 1
+        length, previous = end - start, start
+    if fill:
+        for d in range(length):
+            skip[path[d]] = count
+    return count

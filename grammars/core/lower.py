@@ -1,0 +1,420 @@
+"""From a Program to nodes of the arena, for one vocabulary.
+
+Bytes that no token contains are left out, and so is everything that could then not be completed. Rules that match
+nothing, intersections that are empty and objects whose required keys cannot be met become EMPTY, up to a fixpoint,
+so that no state that is ever entered is a dead end.
+"""
+
+from __future__ import annotations
+
+from ..expr import OP_ALT, OP_AND, OP_CALL, OP_CLASS, OP_EPSILON, OP_LITERAL, OP_MEMBERS, OP_NOT, OP_REPEAT, OP_SEQ, OP_SPECIAL, OP_TRIE
+from ..jit import inner, kernel
+from .derive import alive
+from .layout import (
+    A_BYTES,
+    A_CALL,
+    A_KEYSET,
+    A_SPECIAL,
+    A_TRIE,
+    EMPTY,
+    EPSILON,
+    EXTRA_SIZE,
+    FIELD_SIZE,
+    FIRST,
+    H_NODE_COUNT,
+    H_SCRATCH_TOP,
+    H_STATUS,
+    INFINITE,
+    N_A,
+    N_NEED,
+    NULLABLE,
+    O_COLON,
+    O_DFS,
+    O_EXTRA,
+    O_EXTRAS,
+    O_FIELD,
+    O_FIELDS,
+    O_MAX,
+    O_MIN,
+    O_NEXT_REQUIRED,
+    O_ORDER,
+    O_REQUIRED,
+    O_SIZE,
+    O_TRIE,
+    O_WORDS,
+    T_CHILDREN,
+    T_COUNT,
+    T_DEPTH,
+    T_HI,
+    T_LO,
+    T_NEED,
+    T_TEXT,
+    V_ALPHABET,
+)
+from .nodes import (
+    bit,
+    cons,
+    cons_list,
+    get,
+    mk_alt,
+    mk_and,
+    mk_class,
+    mk_literal,
+    mk_not,
+    mk_repeat,
+    mk_seq,
+    pool,
+    pool_set,
+    pool_take,
+    push,
+    put,
+    reg,
+    scratch,
+    scratch_set,
+    top_of,
+    voc_at,
+)
+from .objects import mk_object
+from .search import need
+
+
+@inner
+def _known(voc, byte):
+    return (voc_at(voc, V_ALPHABET, (byte >> 5)) >> (byte & 31)) & 1 != 0
+
+
+@inner
+def _spellable(voc, blob, offset, length):
+    for i in range(length):
+        if not _known(voc, blob[offset + i]):
+            return False
+    return True
+
+
+@inner
+def find_nullable(code, starts, rules, is_null):
+    """Which nodes match the empty text, as a least fixpoint, into is_null [nodes]."""
+    changed = True
+    while changed:
+        changed = False
+        for n in range(starts.shape[0]):
+            at = starts[n]
+            op = code[at]
+            value = False
+            if op == OP_EPSILON:
+                value = True
+            elif op == OP_SEQ or op == OP_AND:
+                value = True
+                for i in range(code[at + 1]):
+                    value = value and is_null[code[at + 2 + i]] != 0
+            elif op == OP_ALT:
+                for i in range(code[at + 1]):
+                    value = value or is_null[code[at + 2 + i]] != 0
+            elif op == OP_REPEAT:
+                value = code[at + 2] == 0 or is_null[code[at + 1]] != 0
+            elif op == OP_NOT:
+                value = is_null[code[at + 1]] == 0
+            elif op == OP_CALL:
+                value = is_null[rules[code[at + 1]]] != 0
+            elif op == OP_TRIE:
+                value = code[at + 3] == 0
+            if value != (is_null[n] != 0):
+                is_null[n] = 1 if value else 0
+                changed = True
+
+
+@inner
+def _lower_literal(mem, voc, blob, offset, length):
+    base = top_of(mem)
+    for i in range(length):
+        if not _known(voc, blob[offset + i]):
+            mem[H_SCRATCH_TOP] = base
+            return EMPTY
+        push(mem, blob[offset + i])
+    content = cons_list(mem, A_BYTES, base, length, 0)
+    mem[H_SCRATCH_TOP] = base
+    return mk_literal(mem, get(mem, content, N_A), length) if content else EMPTY
+
+
+@inner
+def _lower_class(mem, voc, blob, offset):
+    base = top_of(mem)
+    for w in range(8):
+        word = 0
+        for k in range(4):
+            word |= blob[offset + 4 * w + k] << (8 * k)
+        push(mem, (word if word < 1 << 31 else word - (1 << 32)) & voc_at(voc, V_ALPHABET, w))
+    members, last = 0, 0
+    for byte in range(256):
+        if (scratch(mem, base + (byte >> 5)) >> (byte & 31)) & 1:
+            members, last = members + 1, byte
+    if members == 1:
+        mem[H_SCRATCH_TOP] = base
+        push(mem, last)
+        node = mk_literal(mem, get(mem, cons_list(mem, A_BYTES, base, 1, 0), N_A), 1)
+    else:
+        node = mk_class(mem, base)
+    mem[H_SCRATCH_TOP] = base
+    return node
+
+
+@inner
+def _child_count(mem, blob, code, table, stride, lo, hi, depth, quoted):
+    """Distinct next bytes of the texts lo..hi (numbers in scratch) at `depth`."""
+    count, last = 0, -1
+    for k in range(lo, hi):
+        text = table + stride * scratch(mem, k)
+        if code[text + 1] == depth:
+            count += 1 if quoted else 0
+        elif blob[code[text] + depth] != last:
+            last = blob[code[text] + depth]
+            count += 1
+    return count
+
+
+@inner
+def _enqueue(mem, first, end, depth, patch):
+    push(mem, first)
+    push(mem, end)
+    push(mem, depth)
+    push(mem, patch)
+
+
+@inner
+def build_trie(mem, blob, code, table, stride, lo, hi, quoted):
+    """Trie over texts whose numbers stand sorted in scratch[lo:hi]; text t is blob[code[table + stride t]] of length code[.. + 1].
+
+    quoted: each text is followed by a closing quote, and ends behind it. Returns the root's pool offset.
+    """
+    base = top_of(mem)
+    _enqueue(mem, lo, hi, 0, -1)
+    root, at = -1, base
+    while at < top_of(mem) and reg(mem, H_STATUS) == 0:  # a queue: parents come before children
+        first, end, depth, patch = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2), scratch(mem, at + 3)
+        at += 4
+        closing = depth < 0
+        count = 0 if closing else _child_count(mem, blob, code, table, stride, first, end, depth, quoted)
+        node = pool_take(mem, T_CHILDREN + 2 * count)
+        if node < 0:
+            break
+        scratch_set(mem, at - 4, node)
+        pool_set(mem, node + T_TEXT, scratch(mem, first) if closing else -1)
+        pool_set(mem, node + T_LO, first - lo)
+        pool_set(mem, node + T_HI, end - lo)
+        pool_set(mem, node + T_DEPTH, -depth if closing else depth)
+        pool_set(mem, node + T_NEED, 0 if closing else INFINITE)
+        pool_set(mem, node + T_COUNT, count)
+        if patch < 0:
+            root = node
+        else:
+            pool_set(mem, patch, node)
+        if closing:
+            continue
+        slot, start = node + T_CHILDREN, first
+        if first < end and code[table + stride * scratch(mem, first) + 1] == depth:  # the shortest text of the range ends here
+            start = first + 1
+            if not quoted:
+                pool_set(mem, node + T_TEXT, scratch(mem, first))
+                pool_set(mem, node + T_NEED, 0)
+        ends_here = quoted and start > first
+        k = start
+        while k < end or ends_here:
+            byte = blob[code[table + stride * scratch(mem, k)] + depth] if k < end else 256
+            if ends_here and byte > 34:
+                pool_set(mem, slot, 34)
+                _enqueue(mem, first, first + 1, -depth - 1, slot + 1)
+                ends_here = False
+                slot += 2
+                continue
+            group = k
+            while k < end and blob[code[table + stride * scratch(mem, k)] + depth] == byte:
+                k += 1
+            pool_set(mem, slot, byte)
+            _enqueue(mem, group, k, depth + 1, slot + 1)
+            slot += 2
+    for entry in range(at - 4, base - 1, -4):
+        node = scratch(mem, entry)
+        for i in range(pool(mem, node + T_COUNT)):
+            below = pool(mem, pool(mem, node + T_CHILDREN + 2 * i + 1) + T_NEED)
+            pool_set(mem, node + T_NEED, min(pool(mem, node + T_NEED), below + 1))
+    mem[H_SCRATCH_TOP] = base
+    return root
+
+
+@inner
+def _lower_trie(mem, voc, blob, code, at):
+    base = top_of(mem)
+    for i in range(code[at + 1]):
+        if _spellable(voc, blob, code[at + 2 + 2 * i], code[at + 3 + 2 * i]):
+            push(mem, i)
+    end = top_of(mem)
+    result = EMPTY
+    if end > base:
+        root = build_trie(mem, blob, code, at + 2, 2, base, end, False)
+        if root >= 0 and pool(mem, root + T_COUNT) == 0:
+            result = EPSILON
+        elif root >= 0:
+            result = cons(mem, A_TRIE, root, 0, 0, NULLABLE if pool(mem, root + T_TEXT) >= 0 else 0)
+    mem[H_SCRATCH_TOP] = base
+    return result
+
+
+@inner
+def _lower_members(mem, voc, blob, code, at, lowered):
+    fields, extras, order = code[at + 1], code[at + 2], code[at + 3]
+    table = at + 10
+    families = table + 4 * fields
+    base = top_of(mem)
+    words = (fields + 31) // 32
+    obj = pool_take(mem, O_SIZE)
+    field = pool_take(mem, FIELD_SIZE * fields)
+    extra = pool_take(mem, EXTRA_SIZE * extras)
+    required = pool_take(mem, words)
+    following = pool_take(mem, fields + 1)
+    dfs = pool_take(mem, fields)
+    if reg(mem, H_STATUS):
+        return EMPTY
+    for w in range(words):
+        pool_set(mem, required + w, 0)
+    for i in range(fields):
+        value = lowered[code[table + 4 * i + 2]]
+        if not _spellable(voc, blob, code[table + 4 * i], code[table + 4 * i + 1]):
+            value = EMPTY
+        must = code[table + 4 * i + 3]
+        if must and value == EMPTY:
+            return EMPTY
+        pool_set(mem, field + FIELD_SIZE * i, value)
+        pool_set(mem, field + FIELD_SIZE * i + 1, must)
+        pool_set(mem, field + FIELD_SIZE * i + 2, code[table + 4 * i + 1])
+        if must:
+            pool_set(mem, required + (i >> 5), pool(mem, required + (i >> 5)) | bit(i & 31))
+    pool_set(mem, following + fields, fields)
+    for i in range(fields - 1, -1, -1):
+        pool_set(mem, following + i, i if code[table + 4 * i + 3] else pool(mem, following + i + 1))
+    kept = 0
+    for j in range(extras):
+        language, value = lowered[code[families + 2 * j]], lowered[code[families + 2 * j + 1]]
+        if language != EMPTY and value != EMPTY:
+            pool_set(mem, extra + EXTRA_SIZE * kept, language)
+            pool_set(mem, extra + EXTRA_SIZE * kept + 1, value)
+            kept += 1
+    for i in range(fields):
+        number = code[families + 2 * extras + i]
+        pool_set(mem, dfs + i, number)
+        push(mem, number)
+    root = build_trie(mem, blob, code, table, 4, base, base + fields, True)
+    mem[H_SCRATCH_TOP] = base
+    if reg(mem, H_STATUS):
+        return EMPTY
+    for i in range(4):
+        pool_set(mem, obj + O_COLON + i, lowered[code[at + 6 + i]])
+    pool_set(mem, obj + O_FIELDS, fields)
+    pool_set(mem, obj + O_EXTRAS, kept)
+    pool_set(mem, obj + O_ORDER, order)
+    pool_set(mem, obj + O_MIN, code[at + 4])
+    pool_set(mem, obj + O_MAX, code[at + 5])
+    pool_set(mem, obj + O_TRIE, root)
+    pool_set(mem, obj + O_FIELD, field)
+    pool_set(mem, obj + O_EXTRA, extra)
+    pool_set(mem, obj + O_REQUIRED, required)
+    pool_set(mem, obj + O_WORDS, words)
+    pool_set(mem, obj + O_NEXT_REQUIRED, following)
+    pool_set(mem, obj + O_DFS, dfs)
+    if lowered[code[at + 6]] == EMPTY or lowered[code[at + 8]] == EMPTY:
+        return EMPTY
+    for _ in range(2 if order == 0 else words + 1):
+        push(mem, 0)
+    keys = cons_list(mem, A_KEYSET, base, top_of(mem) - base, 0)
+    mem[H_SCRATCH_TOP] = base
+    return mk_object(mem, obj, keys, FIRST)
+
+
+@inner
+def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules):
+    op = code[at]
+    base = top_of(mem)
+    if op == OP_EPSILON:
+        return EPSILON
+    if op == OP_LITERAL:
+        return _lower_literal(mem, voc, blob, code[at + 1], code[at + 2])
+    if op == OP_CLASS:
+        return _lower_class(mem, voc, blob, code[at + 1])
+    if op == OP_SEQ:
+        node = EPSILON
+        for i in range(code[at + 1] - 1, -1, -1):
+            node = mk_seq(mem, lowered[code[at + 2 + i]], node)
+        return node
+    if op == OP_ALT or op == OP_AND:
+        for i in range(code[at + 1]):
+            push(mem, lowered[code[at + 2 + i]])
+        if op == OP_ALT:
+            return mk_alt(mem, base)
+        node = mk_and(mem, base)
+        return node if alive(mem, node) else EMPTY
+    if op == OP_REPEAT:
+        return mk_repeat(mem, lowered[code[at + 1]], code[at + 2], code[at + 3])
+    if op == OP_NOT:
+        return mk_not(mem, lowered[code[at + 1]])
+    if op == OP_CALL:
+        rule = code[at + 1]
+        if rule_empty[rule]:
+            return EMPTY
+        return cons(mem, A_CALL, records[rule], 0, 0, NULLABLE if is_null[rules[rule]] else 0)
+    if op == OP_TRIE:
+        return _lower_trie(mem, voc, blob, code, at)
+    if op == OP_MEMBERS:
+        return _lower_members(mem, voc, blob, code, at, lowered)
+    return EMPTY
+
+
+@inner
+def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null):
+    """One pass: nodes, then the rules' bodies and shortest texts. Returns how many more rules turned out to be empty."""
+    first_new = reg(mem, H_NODE_COUNT)
+    for r in range(rules.shape[0]):
+        records[r] = pool_take(mem, 3)
+        if reg(mem, H_STATUS):
+            return 0
+        pool_set(mem, records[r] + 2, INFINITE)
+    for n in range(starts.shape[0]):
+        at = starts[n]
+        if code[at] == OP_SPECIAL:
+            symbol = specials[code[at + 1]]
+            lowered[n] = cons(mem, A_SPECIAL, symbol, 0, 0, 0) if symbol >= 0 else EMPTY
+        else:
+            lowered[n] = _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules)
+        if reg(mem, H_STATUS):
+            return 0
+    for r in range(rules.shape[0]):
+        pool_set(mem, records[r], lowered[rules[r]])
+        pool_set(mem, records[r] + 1, is_null[rules[r]])
+    changed = rules.shape[0] > 0
+    while changed:  # shortest texts of rules, a least fixpoint from "none" downwards
+        changed = False
+        for node in range(first_new, reg(mem, H_NODE_COUNT)):
+            put(mem, node, N_NEED, 0)
+        for r in range(rules.shape[0]):
+            value = need(mem, lowered[rules[r]])
+            if reg(mem, H_STATUS):
+                return 0
+            if value < pool(mem, records[r] + 2):
+                pool_set(mem, records[r] + 2, value)
+                changed = True
+    emptied = 0
+    for r in range(rules.shape[0]):
+        if rule_empty[r] == 0 and pool(mem, records[r] + 2) >= INFINITE:
+            rule_empty[r] = 1
+            emptied += 1
+    return emptied
+
+
+@kernel
+def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records, rule_empty, is_null):
+    """Node of the program's root. All arrays but mem and voc are int64. Work arrays: lowered, is_null [nodes]; records, rule_empty [rules]; specials: symbol of each of its special tokens."""
+    find_nullable(code, starts, rules, is_null)
+    for r in range(rules.shape[0]):
+        rule_empty[r] = 0
+    while reg(mem, H_STATUS) == 0:
+        if _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null) == 0:
+            break
+    return lowered[root] if reg(mem, H_STATUS) == 0 else EMPTY

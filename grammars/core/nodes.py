@@ -1,0 +1,485 @@
+"""Nodes: allocation, hash-consing, and constructors that keep the normal form.
+
+Choice is associative, commutative, idempotent and factored by its members' heads (h k | h m = h (k | m)), which
+keeps the number of parallel parses bounded by the grammar and shares their stacks; adjacent and overlapping
+counters of one repeat are merged (counting sets); intersections drop what cannot matter. Knows nothing of symbols
+being read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import inner
+from .layout import (
+    A_ALT,
+    A_AND,
+    A_BYTES,
+    A_CLASS,
+    A_LITERAL,
+    A_NOT,
+    A_PATH,
+    A_REPEAT,
+    A_SEQ,
+    ALL,
+    CHECK,
+    EMPTY,
+    EPSILON,
+    FULL_NODES,
+    FULL_POOL,
+    FULL_SCRATCH,
+    H_HASH,
+    H_HASH_MASK,
+    H_NODE_CAP,
+    H_NODE_COUNT,
+    H_NODES,
+    H_POOL,
+    H_POOL_CAP,
+    H_POOL_COUNT,
+    H_SCRATCH,
+    H_SCRATCH_CAP,
+    H_SCRATCH_TOP,
+    H_STATUS,
+    N_A,
+    N_B,
+    N_C,
+    N_FLAGS,
+    N_OP,
+    NULLABLE,
+    STRIDE,
+    WIDE,
+)
+
+
+@inner
+def reg(mem, slot):
+    """A header entry as int64."""
+    return np.int64(mem[slot])
+
+
+@inner
+def voc_at(voc, section, i):
+    """Entry `i` of a section of the vocabulary array."""
+    return np.int64(voc[voc[section] + i])
+
+
+@inner
+def bit(i):
+    """Bit `i` of a 32-bit word, as the signed number that an int32 holds."""
+    return 1 << i if i < 31 else -(1 << 31)
+
+
+@inner
+def get(mem, node, field):
+    return np.int64(mem[mem[H_NODES] + node * STRIDE + field])
+
+
+@inner
+def put(mem, node, field, value):
+    mem[mem[H_NODES] + node * STRIDE + field] = value
+
+
+@inner
+def flags_of(mem, node):
+    return np.int64(mem[mem[H_NODES] + node * STRIDE + N_FLAGS])
+
+
+@inner
+def nullable(mem, node):
+    return mem[mem[H_NODES] + node * STRIDE + N_FLAGS] & NULLABLE != 0
+
+
+@inner
+def pool(mem, offset):
+    return np.int64(mem[mem[H_POOL] + offset])
+
+
+@inner
+def pool_set(mem, offset, value):
+    mem[mem[H_POOL] + offset] = value
+
+
+@inner
+def pool_take(mem, count):
+    """Reserve `count` integers of the pool; -1 when it is full."""
+    at = np.int64(mem[H_POOL_COUNT])
+    if at + count > mem[H_POOL_CAP]:
+        mem[H_STATUS] = FULL_POOL
+        return -1
+    mem[H_POOL_COUNT] = at + count
+    return at
+
+
+@inner
+def top_of(mem):
+    """Top of the scratch stack."""
+    return np.int64(mem[H_SCRATCH_TOP])
+
+
+@inner
+def push(mem, value):
+    """Push onto the scratch stack."""
+    top = top_of(mem)
+    if top + 1 >= mem[H_SCRATCH_CAP]:
+        mem[H_STATUS] = FULL_SCRATCH
+        return
+    mem[mem[H_SCRATCH] + top] = value
+    mem[H_SCRATCH_TOP] = top + 1
+
+
+@inner
+def scratch(mem, index):
+    return np.int64(mem[mem[H_SCRATCH] + index])
+
+
+@inner
+def scratch_set(mem, index, value):
+    mem[mem[H_SCRATCH] + index] = value
+
+
+@inner
+def mix(h, value):
+    return ((h ^ value) * 0x2545F4914F6CDD1D + (h >> 29)) & 0x7FFFFFFFFFFFFFFF
+
+
+@inner
+def _claim(mem, slot, op, flags):
+    node = np.int64(mem[H_NODE_COUNT])
+    if node >= mem[H_NODE_CAP]:
+        mem[H_STATUS] = FULL_NODES
+        return 0
+    mem[H_NODE_COUNT] = node + 1
+    at = mem[H_NODES] + node * STRIDE
+    for i in range(STRIDE):
+        mem[at + i] = 0
+    mem[at + N_OP] = op
+    mem[at + N_FLAGS] = flags
+    mem[mem[H_HASH] + slot] = node
+    return node
+
+
+@inner
+def fixed_hash(op, a, b, c, d, e, f):
+    return mix(mix(mix(mix(mix(mix(mix(1469598103, op), a), b), c), d), e), f)
+
+
+@inner
+def cons6(mem, op, a, b, c, d, e, f, flags):
+    """The node (op, a..f), made if it is not there yet."""
+    mask = np.int64(mem[H_HASH_MASK])
+    slot = fixed_hash(op, a, b, c, d, e, f) >> 7 & mask
+    base, table = np.int64(mem[H_NODES]), np.int64(mem[H_HASH])
+    while True:
+        node = np.int64(mem[table + slot])
+        if node < 0:
+            break
+        at = base + node * STRIDE
+        if mem[at] == op and mem[at + 1] == a and mem[at + 2] == b and mem[at + 3] == c and mem[at + 4] == d and mem[at + 5] == e and mem[at + 6] == f:
+            return node
+        slot = (slot + 1) & mask
+    node = _claim(mem, slot, op, flags)
+    if node:
+        at = base + node * STRIDE
+        mem[at + 1], mem[at + 2], mem[at + 3], mem[at + 4], mem[at + 5], mem[at + 6] = a, b, c, d, e, f
+    return node
+
+
+@inner
+def cons(mem, op, a, b, c, flags):
+    return cons6(mem, op, a, b, c, 0, 0, 0, flags)
+
+
+@inner
+def list_hash(mem, op, at, count):
+    h = mix(88172645463325252, op * 131071 + count)
+    for i in range(count):
+        h = mix(h, np.int64(mem[at + i]))
+    return h
+
+
+@inner
+def cons_list(mem, op, start, count, flags):
+    """The node (op, [scratch[start] ... scratch[start + count - 1]])."""
+    source = np.int64(mem[H_SCRATCH]) + start
+    mask = np.int64(mem[H_HASH_MASK])
+    slot = list_hash(mem, op, source, count) >> 7 & mask
+    base, table, pooled = np.int64(mem[H_NODES]), np.int64(mem[H_HASH]), np.int64(mem[H_POOL])
+    while True:
+        node = np.int64(mem[table + slot])
+        if node < 0:
+            break
+        at = base + node * STRIDE
+        if mem[at] == op and mem[at + N_B] == count:
+            there = pooled + mem[at + N_A]
+            same = True
+            for i in range(count):
+                if mem[there + i] != mem[source + i]:
+                    same = False
+                    break
+            if same:
+                return node
+        slot = (slot + 1) & mask
+    offset = pool_take(mem, count)
+    if offset < 0:
+        return 0
+    for i in range(count):
+        mem[pooled + offset + i] = mem[source + i]
+    node = _claim(mem, slot, op, flags)
+    if node:
+        put(mem, node, N_A, offset)
+        put(mem, node, N_B, count)
+    return node
+
+
+@inner
+def mk_literal(mem, offset, length):
+    return cons(mem, A_LITERAL, offset, length, 0, 0) if length else EPSILON
+
+
+@inner
+def mk_class(mem, start):
+    """CLASS of the 8 x 32 bits in scratch[start...]."""
+    members = 0
+    for i in range(8):
+        word = scratch(mem, start + i)
+        for k in range(32):
+            members += (word >> k) & 1
+    if members == 0:
+        return EMPTY
+    content = cons_list(mem, A_BYTES, start, 8, 0)
+    return cons(mem, A_CLASS, get(mem, content, N_A), members, 0, WIDE if members >= 16 else 0) if content else 0
+
+
+@inner
+def _mk_seq2(mem, first, rest):
+    """first . rest, where `first` is not itself a sequence."""
+    if get(mem, first, N_OP) == A_REPEAT:
+        joined = get(mem, rest, N_A) if get(mem, rest, N_OP) == A_SEQ else rest
+        if get(mem, joined, N_OP) == A_REPEAT and get(mem, joined, N_A) == get(mem, first, N_A):
+            hi1, hi2 = get(mem, first, N_C), get(mem, joined, N_C)
+            hi = -1 if hi1 < 0 or hi2 < 0 else hi1 + hi2
+            first = mk_repeat(mem, get(mem, first, N_A), get(mem, first, N_B) + get(mem, joined, N_B), hi)
+            rest = get(mem, rest, N_B) if joined != rest else EPSILON
+            if rest == EPSILON:
+                return first
+    f, r = flags_of(mem, first), flags_of(mem, rest)
+    flags = (f & r & NULLABLE) | (f & (CHECK | WIDE))
+    if f & NULLABLE:
+        flags |= r & (CHECK | WIDE)
+    return cons(mem, A_SEQ, first, rest, 0, flags)
+
+
+@inner
+def mk_seq(mem, first, rest):
+    if first == EMPTY or rest == EMPTY:
+        return EMPTY
+    if first == EPSILON:
+        return rest
+    if rest == EPSILON:
+        return first
+    if get(mem, first, N_OP) != A_SEQ:
+        return _mk_seq2(mem, first, rest)
+    base = top_of(mem)
+    while get(mem, first, N_OP) == A_SEQ:
+        push(mem, get(mem, first, N_A))
+        first = get(mem, first, N_B)
+    node = _mk_seq2(mem, first, rest)
+    while mem[H_SCRATCH_TOP] > base and mem[H_STATUS] == 0:
+        mem[H_SCRATCH_TOP] -= 1
+        node = _mk_seq2(mem, scratch(mem, top_of(mem)), node)
+    mem[H_SCRATCH_TOP] = base
+    return node
+
+
+@inner
+def mk_repeat(mem, child, lo, hi):
+    if hi == 0 or child == EPSILON:
+        return EPSILON
+    if child == EMPTY:
+        return EPSILON if lo == 0 else EMPTY
+    f = flags_of(mem, child)
+    if f & NULLABLE:
+        lo = 0
+    if lo == 1 and hi == 1:
+        return child
+    if lo == 0 and hi < 0 and get(mem, child, N_OP) == A_CLASS and get(mem, child, N_B) == 256:
+        return ALL
+    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (f & WIDE))
+
+
+@inner
+def mk_not(mem, child):
+    if child == EMPTY:
+        return ALL
+    if child == ALL:
+        return EMPTY
+    if get(mem, child, N_OP) == A_NOT:
+        return get(mem, child, N_A)
+    return cons(mem, A_NOT, child, 0, 0, (0 if nullable(mem, child) else NULLABLE) | CHECK | WIDE)
+
+
+@inner
+def _sift(mem, base, root, count):
+    value = np.int64(mem[base + root])
+    while True:
+        child = 2 * root + 1
+        if child >= count:
+            break
+        if child + 1 < count and mem[base + child + 1] > mem[base + child]:
+            child += 1
+        if mem[base + child] <= value:
+            break
+        mem[base + root] = mem[base + child]
+        root = child
+    mem[base + root] = value
+
+
+@inner
+def sort_scratch(mem, start, count):
+    """Sort scratch[start...] ascending, drop repeats; returns how many stay."""
+    base = np.int64(mem[H_SCRATCH]) + start
+    if count <= 24:
+        for i in range(1, count):
+            value = np.int64(mem[base + i])
+            k = i
+            while k > 0 and mem[base + k - 1] > value:
+                mem[base + k] = mem[base + k - 1]
+                k -= 1
+            mem[base + k] = value
+    else:
+        for i in range(count // 2 - 1, -1, -1):
+            _sift(mem, base, i, count)
+        for end in range(count - 1, 0, -1):
+            mem[base], mem[base + end] = mem[base + end], mem[base]
+            _sift(mem, base, 0, end)
+    kept = 0
+    for i in range(count):
+        if i == 0 or mem[base + i] != mem[base + kept - 1]:
+            mem[base + kept] = mem[base + i]
+            kept += 1
+    return kept
+
+
+@inner
+def _flatten(mem, start, op, zero, unit):
+    """Members of nested `op` nodes side by side from scratch[start] on, sorted; -1 if `zero` (which swallows all) is among them."""
+    end = top_of(mem)
+    for i in range(start, end):
+        node = scratch(mem, i)
+        if node == zero:
+            return -1
+        if get(mem, node, N_OP) == op:
+            offset = get(mem, node, N_A)
+            for k in range(get(mem, node, N_B)):
+                push(mem, pool(mem, offset + k))
+        elif node != unit:
+            push(mem, node)
+    if mem[H_STATUS]:
+        return -1
+    count = top_of(mem) - end
+    for i in range(count):
+        scratch_set(mem, start + i, scratch(mem, end + i))
+    count = sort_scratch(mem, start, count)
+    mem[H_SCRATCH_TOP] = start + count
+    return count
+
+
+@inner
+def _head(mem, node):
+    return get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node
+
+
+@inner
+def _tail(mem, node):
+    return get(mem, node, N_B) if get(mem, node, N_OP) == A_SEQ else EPSILON
+
+
+@inner
+def _merge_counters(mem, x, y):
+    """One node for x | y where both are the same repeat with the same rest and their counts touch; else -1."""
+    hx, hy = _head(mem, x), _head(mem, y)
+    if get(mem, hx, N_OP) != A_REPEAT or get(mem, hy, N_OP) != A_REPEAT or get(mem, hx, N_A) != get(mem, hy, N_A):
+        return -1
+    if _tail(mem, x) != _tail(mem, y):
+        return -1
+    lo1, hi1, lo2, hi2 = get(mem, hx, N_B), get(mem, hx, N_C), get(mem, hy, N_B), get(mem, hy, N_C)
+    if (hi1 >= 0 and lo2 > hi1 + 1) or (hi2 >= 0 and lo1 > hi2 + 1):
+        return -1
+    hi = -1 if hi1 < 0 or hi2 < 0 else max(hi1, hi2)
+    return mk_seq(mem, mk_repeat(mem, get(mem, hx, N_A), min(lo1, lo2), hi), _tail(mem, x))
+
+
+@inner
+def mk_alt(mem, start):
+    """Choice of the nodes in scratch[start ... top]; takes them off the stack."""
+    while True:
+        count = _flatten(mem, start, A_ALT, ALL, EMPTY)
+        if count <= 1:
+            result = ALL if count < 0 else (EMPTY if count == 0 else scratch(mem, start))
+            mem[H_SCRATCH_TOP] = start
+            return result
+        merged = False
+        for i in range(count):
+            x = scratch(mem, start + i)
+            if x <= EPSILON:
+                continue
+            for k in range(i + 1, count):
+                y = scratch(mem, start + k)
+                if y <= EPSILON:
+                    continue
+                if _head(mem, x) == _head(mem, y):
+                    at = top_of(mem)
+                    push(mem, _tail(mem, x))
+                    push(mem, _tail(mem, y))
+                    joined = mk_seq(mem, _head(mem, x), mk_alt(mem, at))
+                else:
+                    joined = _merge_counters(mem, x, y)
+                if joined >= 0:
+                    x = joined
+                    scratch_set(mem, start + i, x)
+                    scratch_set(mem, start + k, EMPTY)
+                    merged = True
+            if mem[H_STATUS]:
+                mem[H_SCRATCH_TOP] = start
+                return EMPTY
+        if not merged:
+            break
+    flags = 0
+    for i in range(count):
+        flags |= flags_of(mem, scratch(mem, start + i)) & (NULLABLE | CHECK | WIDE)
+    node = cons_list(mem, A_ALT, start, count, flags)
+    mem[H_SCRATCH_TOP] = start
+    return node
+
+
+@inner
+def mk_and(mem, start):
+    """Intersection of the nodes in scratch[start ... top]; takes them off the stack."""
+    count = _flatten(mem, start, A_AND, EMPTY, ALL)
+    if count <= 0:
+        mem[H_SCRATCH_TOP] = start
+        return EMPTY if count < 0 else ALL
+    flags = NULLABLE
+    for i in range(count):
+        x = scratch(mem, start + i)
+        flags &= flags_of(mem, x)
+        if get(mem, x, N_OP) == A_NOT:
+            for k in range(count):
+                if scratch(mem, start + k) == get(mem, x, N_A):
+                    mem[H_SCRATCH_TOP] = start
+                    return EMPTY
+        if x == EPSILON:
+            for k in range(count):
+                if not nullable(mem, scratch(mem, start + k)):
+                    mem[H_SCRATCH_TOP] = start
+                    return EMPTY
+            mem[H_SCRATCH_TOP] = start
+            return EPSILON
+    node = scratch(mem, start) if count == 1 else cons_list(mem, A_AND, start, count, flags | CHECK | WIDE)
+    mem[H_SCRATCH_TOP] = start
+    return node
+
+
+@inner
+def mk_path(mem, parent, byte):
+    return cons(mem, A_PATH, parent, byte, 0, 0)

@@ -1,0 +1,343 @@
+"""Shortest completions: how many bytes, which bytes, how many tokens.
+
+`need` is the length of the shortest text of a node; `witness` spells one such text by always taking the first byte
+that brings the end one byte nearer, so the witness of a later state is the rest of the witness of an earlier one.
+`tokens_needed` is the least number of tokens that spell the witness: an upper bound on what a state still needs,
+and the budget guard's measure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import inner, kernel
+from .derive import derive, first_bytes, step
+from .layout import (
+    A_ALT,
+    A_AND,
+    A_CALL,
+    A_CLASS,
+    A_EXTRAKEY,
+    A_KEY,
+    A_LITERAL,
+    A_NOT,
+    A_OBJECT,
+    A_REPEAT,
+    A_SEQ,
+    A_SPECIAL,
+    A_TRIE,
+    EMPTY,
+    EPSILON,
+    EXTRA_SIZE,
+    FIELD_SIZE,
+    FIRST,
+    H_EPOCH,
+    H_SCRATCH_TOP,
+    H_STATUS,
+    INFINITE,
+    MAX_STATES,
+    N_A,
+    N_B,
+    N_C,
+    N_D,
+    N_E,
+    N_F,
+    N_MARK,
+    N_NEED,
+    N_OP,
+    N_TOKENS,
+    NEXT,
+    O_CLOSE,
+    O_COLON,
+    O_COMMA,
+    O_DFS,
+    O_EXTRA,
+    O_EXTRAS,
+    O_FIELD,
+    O_FIELDS,
+    O_MIN,
+    O_TAIL,
+    T_DEPTH,
+    T_HI,
+    T_LO,
+    T_NEED,
+    TOO_MANY_STATES,
+    V_BYTE,
+    V_COMPLETE,
+    V_FIRST,
+    V_ROOT,
+    V_SKIP,
+    V_SPECIAL_COUNT,
+    V_SPECIALS,
+)
+from .nodes import get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
+from .objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide
+
+MAX_WITNESS = 1 << 16  # bytes; a shortest completion longer than this counts as impossible
+
+
+@inner
+def _search_need(mem, node):
+    """Length of the shortest text of an intersection or complement: breadth-first over derivatives."""
+    if nullable(mem, node):
+        return 0
+    mem[H_EPOCH] += 1
+    epoch, base = reg(mem, H_EPOCH), top_of(mem)
+    push(mem, node)
+    put(mem, node, N_MARK, epoch)
+    level_end, distance, at = base + 1, 1, base
+    found = -1
+    while at < top_of(mem) and found < 0 and reg(mem, H_STATUS) == 0:
+        if at == level_end:
+            distance += 1
+            level_end = top_of(mem)
+        current = scratch(mem, at)
+        at += 1
+        for byte in range(256):
+            following = derive(mem, current, byte)
+            if following == EMPTY or get(mem, following, N_MARK) == epoch:
+                continue
+            if nullable(mem, following):
+                found = distance
+                break
+            put(mem, following, N_MARK, epoch)
+            push(mem, following)
+        if top_of(mem) - base > MAX_STATES:
+            mem[H_STATUS] = TOO_MANY_STATES
+    mem[H_SCRATCH_TOP] = base
+    return found if found >= 0 else INFINITE
+
+
+@inner
+def _field_need(mem, obj, i):
+    """Bytes of declared key `i` with its quotes, colon, value and white space."""
+    field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
+    value = pool(mem, field)
+    if value == EMPTY:
+        return INFINITE
+    return pool(mem, field + 2) + 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, value) + need(mem, pool(mem, obj + O_TAIL))
+
+
+@inner
+def _extra_need(mem, obj, family):
+    at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family
+    return 2 + need(mem, pool(mem, at)) + need(mem, pool(mem, obj + O_COLON)) + need(mem, pool(mem, at + 1)) + need(mem, pool(mem, obj + O_TAIL))
+
+
+@inner
+def _cheapest_members(mem, obj, keys, count):
+    """Bytes of `count` optional members beside the required ones (without commas): declared ones first, the cheapest of them."""
+    total = 0
+    base = top_of(mem)
+    for i in range(pool(mem, obj + O_FIELDS)):
+        field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
+        if pool(mem, field + 1) == 0 and not is_used(mem, obj, keys, i):
+            push(mem, _field_need(mem, obj, i))
+    extra = INFINITE
+    for j in range(pool(mem, obj + O_EXTRAS)):
+        extra = min(extra, _extra_need(mem, obj, j))
+    for k in range(count):
+        best, at = extra + k + keys_written(mem, obj, keys), -1
+        for i in range(base, top_of(mem)):
+            if scratch(mem, i) < best:
+                best, at = scratch(mem, i), i
+        if at >= 0:
+            scratch_set(mem, at, INFINITE)
+        total = min(total + best, INFINITE)
+    mem[H_SCRATCH_TOP] = base
+    return total
+
+
+@inner
+def _object_need(mem, node):
+    obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
+    members = 0
+    total = 0
+    for i in range(pool(mem, obj + O_FIELDS)):
+        if pool(mem, pool(mem, obj + O_FIELD) + FIELD_SIZE * i + 1) and not is_used(mem, obj, keys, i):
+            members += 1
+            total = min(total + _field_need(mem, obj, i), INFINITE)
+    more = max(pool(mem, obj + O_MIN) - keys_written(mem, obj, keys) - members, 0)
+    if phase == NEXT and members == 0:
+        more = max(more, 1)
+    if more:
+        total = min(total + _cheapest_members(mem, obj, keys, more), INFINITE)
+        members += more
+    commas = members if phase != FIRST and phase != NEXT else max(members - 1, 0)
+    return min(total + commas * need(mem, pool(mem, obj + O_COMMA)) + need(mem, pool(mem, obj + O_CLOSE)), INFINITE)
+
+
+@inner
+def _key_need(mem, node):
+    obj, keys, trie = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
+    best = INFINITE
+    depth = pool(mem, trie + T_DEPTH)
+    for k in range(pool(mem, trie + T_LO), pool(mem, trie + T_HI)):
+        i = pool(mem, pool(mem, obj + O_DFS) + k)
+        if field_allowed(mem, obj, keys, i):
+            length = pool(mem, pool(mem, obj + O_FIELD) + FIELD_SIZE * i + 2) + 1
+            best = min(best, length - depth + need(mem, close_key(mem, obj, keys, i)))
+    return best
+
+
+@inner
+def _extrakey_need(mem, node):
+    obj, keys, path, rest = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_E), get(mem, node, N_D)
+    after = 1 + need(mem, close_extrakey(mem, obj, keys, path, get(mem, node, N_F)))
+    if not may_collide(mem, obj, keys, get(mem, node, N_C), path):
+        return min(need(mem, rest) + after, INFINITE)
+    result = after if can_close_extrakey(mem, obj, keys, get(mem, node, N_C), rest, path) else INFINITE
+    for byte in range(256):
+        if result <= after:
+            break
+        following = step(mem, node, byte)
+        if following != EMPTY:
+            result = min(result, 1 + need(mem, following))
+    return result
+
+
+@inner
+def need(mem, node):
+    """Bytes of the shortest text of `node` (a special token counts as one); INFINITE if there is none."""
+    if node <= EPSILON:
+        return INFINITE if node == EMPTY else 0
+    known = get(mem, node, N_NEED)
+    if known:
+        return known - 1
+    op = get(mem, node, N_OP)
+    result = 0
+    if op == A_LITERAL:
+        result = get(mem, node, N_B)
+    elif op == A_CLASS or op == A_SPECIAL:
+        result = 1
+    elif op == A_SEQ:
+        base, rest = top_of(mem), node
+        while get(mem, rest, N_OP) == A_SEQ and get(mem, rest, N_NEED) == 0 and reg(mem, H_STATUS) == 0:
+            push(mem, rest)
+            rest = get(mem, rest, N_B)
+        result = need(mem, rest)
+        while top_of(mem) > base:
+            mem[H_SCRATCH_TOP] -= 1
+            link = scratch(mem, top_of(mem))
+            result = min(result + need(mem, get(mem, link, N_A)), INFINITE)
+            if reg(mem, H_STATUS) == 0:
+                put(mem, link, N_NEED, result + 1)
+    elif op == A_ALT:
+        result = INFINITE
+        for i in range(get(mem, node, N_B)):
+            result = min(result, need(mem, pool(mem, get(mem, node, N_A) + i)))
+    elif op == A_REPEAT:
+        lo = get(mem, node, N_B)
+        result = min(lo * need(mem, get(mem, node, N_A)), INFINITE) if lo else 0
+    elif op == A_AND or op == A_NOT:
+        result = _search_need(mem, node)
+    elif op == A_CALL:
+        return pool(mem, get(mem, node, N_A) + 2)
+    elif op == A_TRIE:
+        result = pool(mem, get(mem, node, N_A) + T_NEED)
+    elif op == A_OBJECT:
+        result = _object_need(mem, node)
+    elif op == A_KEY:
+        result = _key_need(mem, node)
+    elif op == A_EXTRAKEY:
+        result = _extrakey_need(mem, node)
+    if reg(mem, H_STATUS) == 0:
+        put(mem, node, N_NEED, result + 1)
+    return result
+
+
+@inner
+def witness(mem, voc, node, out):
+    """Symbols of a shortest completion into `out`; returns their number, or -1 if none of at most len(out) is found."""
+    length = 0
+    while not nullable(mem, node):
+        left = need(mem, node)
+        if length >= out.shape[0] or left >= INFINITE or reg(mem, H_STATUS):
+            return -1
+        base = top_of(mem)
+        for _ in range(8):
+            push(mem, 0)
+        first_bytes(mem, node, base)
+        best, best_need, best_node = -1, INFINITE, EMPTY
+        for symbol in range(256 + reg(voc, V_SPECIAL_COUNT)):
+            if symbol < 256:
+                if (scratch(mem, base + (symbol >> 5)) >> (symbol & 31)) & 1 == 0:
+                    continue
+            elif voc_at(voc, V_SPECIALS, symbol - 256) < 0:
+                continue
+            following = step(mem, node, symbol)
+            if following == EMPTY:
+                continue
+            n = need(mem, following)
+            if n < best_need:
+                best, best_need, best_node = symbol, n, following
+            if n < left:
+                break
+        mem[H_SCRATCH_TOP] = base
+        if best < 0:
+            return -1
+        out[length] = best
+        length += 1
+        node = best_node
+    return length
+
+
+@inner
+def _child(voc, node, byte):
+    """Child of a token-trie node (-1: the root) by byte, or -1."""
+    if node < 0:
+        return voc_at(voc, V_ROOT, byte)
+    at, end = node + 1, voc_at(voc, V_SKIP, node)
+    while at < end:
+        b = voc_at(voc, V_BYTE, at)
+        if b == byte:
+            return at
+        if b > byte:
+            return -1
+        at = voc_at(voc, V_SKIP, at)
+    return -1
+
+
+@inner
+def fewest_tokens(voc, symbols, length):
+    """Least number of tokens that spell symbols[:length]; INFINITE if none do."""
+    best = np.full(length + 1, INFINITE, np.int64)
+    best[length] = 0
+    for i in range(length - 1, -1, -1):
+        if symbols[i] >= 256:
+            best[i] = 1 + best[i + 1]
+            continue
+        node = -1
+        for k in range(i, length):
+            if symbols[k] >= 256:
+                break
+            node = _child(voc, node, np.int64(symbols[k]))
+            if node < 0:
+                break
+            if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1):
+                best[i] = min(best[i], 1 + best[k + 1])
+    return min(best[0], INFINITE)
+
+
+@kernel
+def tokens_needed(mem, voc, node):
+    """Tokens that the witness of `node` takes; INFINITE if it has none or no tokens spell it."""
+    if nullable(mem, node):
+        return 0
+    known = get(mem, node, N_TOKENS)
+    if known:
+        return known - 1
+    symbols = np.empty(min(need(mem, node) * 2 + 64, MAX_WITNESS), np.int32)
+    length = witness(mem, voc, node, symbols)
+    result = fewest_tokens(voc, symbols, length) if length >= 0 else INFINITE
+    if reg(mem, H_STATUS) == 0:
+        put(mem, node, N_TOKENS, result + 1)
+    return result
+
+
+@kernel
+def fits(mem, voc, node, budget):
+    """Can `node` be completed within `budget` tokens?"""
+    if reg(voc, V_COMPLETE) and need(mem, node) <= budget:
+        return True
+    return tokens_needed(mem, voc, node) <= budget

@@ -1,0 +1,129 @@
+"""A compiled grammar: a program of expressions and what is known about it, ready for any vocabulary.
+
+Made by the front ends; hands out matchers. Compiling is thread-safe and cached by content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
+
+from .expr import Builder, Program
+
+if TYPE_CHECKING:
+    from .matcher import Matcher
+    from .report import Report
+    from .vocabulary import Vocabulary
+
+__all__ = ["Grammar"]
+
+Whitespace = Literal["compact", "flexible"]
+KeyOrder = Literal["declared", "any"]
+
+
+class Grammar:
+    """A language over bytes and special tokens.
+
+    Made by the `from_...` methods. Every one of them raises InvalidGrammar for malformed input, UnsupportedSchema for
+    what cannot be enforced exactly, UnsatisfiableSchema if nothing can match, GrammarTooComplex past a limit.
+    """
+
+    def __init__(self, program: Program, report: Report | None = None) -> None:
+        self.program = program
+        self._report = report
+
+    @classmethod
+    def from_json_schema(cls, schema: dict[str, Any] | bool, *, whitespace: Whitespace = "compact", key_order: KeyOrder = "declared") -> Grammar:
+        """JSON texts that satisfy a JSON Schema (2020-12; earlier drafts where the schema says so).
+
+        Args:
+            whitespace: "compact": none; "flexible": between tokens at most one line break and 40 blanks.
+            key_order: "declared": keys in the order of `properties`; "any": every order.
+        """
+        from .frontends.json_schema import compile_schema
+
+        compiled = compile_schema(schema, whitespace=whitespace, key_order=key_order)
+        return cls(compiled.program, compiled.report)
+
+    @classmethod
+    def from_pydantic(cls, model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True, **options: Any) -> Grammar:
+        """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts. Options as in `from_json_schema`."""
+        from .frontends.pydantic import json_schema_of
+
+        return cls.from_json_schema(json_schema_of(model, mode=mode, by_alias=by_alias), **options)
+
+    @classmethod
+    def from_regex(cls, pattern: str, *, flags: int | re.RegexFlag = 0) -> Grammar:
+        """Texts that a regular expression (Python's `re` syntax) matches as a whole."""
+        from .frontends.regex import regex_node
+
+        builder = Builder()
+        return cls._checked(builder, regex_node(builder, pattern, flags=flags), f"the pattern {pattern!r}")
+
+    @classmethod
+    def from_choices(cls, choices: Iterable[str]) -> Grammar:
+        """Exactly one of the given texts."""
+        texts = list(choices)
+        if not texts:
+            raise InvalidGrammar("choices is empty; give at least one text")
+        wrong = next((c for c in texts if not isinstance(c, str)), None)
+        if wrong is not None:
+            raise InvalidGrammar(f"choices must be strings, not {type(wrong).__name__} ({wrong!r})")
+        builder = Builder()
+        return cls(builder.program(builder.trie(c.encode() for c in texts)))
+
+    @classmethod
+    def from_tools(
+        cls,
+        tools: Sequence[Any],
+        choice: str = "auto",
+        *,
+        parallel: bool | int = False,
+        output_schema: dict[str, Any] | None = None,
+        format: str = "hermes",
+    ) -> Grammar:
+        """A whole assistant turn: free text or an answer, and calls of the given tools.
+
+        Args:
+            tools: things with name and parameters (a JSON Schema for the arguments), as attributes or dict keys.
+            choice: "auto" (text or calls), "required" (at least one call), "none" (no calls), or a tool's name.
+            parallel: how many calls a turn may hold: False one, True any number, n at most n.
+            output_schema: the final answer is JSON of this schema instead of free text.
+            format: how calls are written; "hermes" is `<tool_call>` JSON as in Qwen and Hermes models.
+        """
+        from .frontends.turns import turn_grammar
+
+        program, report = turn_grammar(tools, choice, parallel=parallel, output_schema=output_schema, format=format)
+        return cls(program, report)
+
+    @classmethod
+    def _checked(cls, builder: Builder, root: int, what: str) -> Grammar:
+        if root == Builder.EMPTY:
+            raise UnsatisfiableSchema("#", f"{what} matches no text")
+        return cls(builder.program(root))
+
+    def report(self) -> Report:
+        """What was enforced, keyword by keyword (empty for grammars without keywords)."""
+        from .report import Report
+
+        return self._report if self._report is not None else Report()
+
+    def matcher(self, vocabulary: Vocabulary) -> Matcher:
+        """A matcher at the beginning of a text.
+
+        Raises:
+            UnsatisfiableSchema: nothing matches with the bytes that occur in this vocabulary's tokens.
+        """
+        from .matcher import Matcher
+        from .vocabulary import Vocabulary
+
+        if not isinstance(vocabulary, Vocabulary):
+            raise GrammarError(f"matcher() needs an agentkit.grammars.Vocabulary, not {type(vocabulary).__name__}; see Vocabulary.from_tokenizer")
+        arena = vocabulary.arena
+        root = arena.root(self.program)
+        if root == 0:
+            raise UnsatisfiableSchema("#", "no text matches that can be spelled with this vocabulary's tokens")
+        return Matcher(self, vocabulary, arena, root)

@@ -1,0 +1,206 @@
+"""A matcher: one text being written under a grammar, token by token.
+
+Its whole state is one node number of an arena; states never change, so rollback and fork are assignments. Knows
+the vocabulary and the grammar, nothing of models or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentkit.errors import GrammarViolation, NoTokenPath
+
+from .core import layout
+from .forced import canonical_tokens
+
+if TYPE_CHECKING:
+    from .arena import Arena
+    from .grammar import Grammar
+    from .vocabulary import Vocabulary
+
+__all__ = ["Matcher", "fill_masks"]
+
+
+class Matcher:
+    """Position in a text; made by `Grammar.matcher(vocabulary)`. Belongs to one thread at a time."""
+
+    __slots__ = ("_arena", "_finished", "_history", "_state", "grammar", "vocabulary")
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, arena: Arena, state: int) -> None:
+        self.grammar = grammar
+        self.vocabulary = vocabulary
+        self._arena = arena
+        self._state = state
+        self._finished = False
+        self._history: list[tuple[int, bool, bytes]] = []
+
+    @property
+    def is_accepting(self) -> bool:
+        """May the text end here?"""
+        return not self._finished and self._arena.is_accepting(self._state)
+
+    @property
+    def is_finished(self) -> bool:
+        """Has a stop token been accepted? The mask is all zero then and further tokens are ignored."""
+        return self._finished
+
+    @property
+    def state(self) -> int:
+        """Node number of the state: equal numbers in one arena mean equal futures."""
+        return self._state
+
+    def mask(self, remaining: int | None = None) -> np.ndarray:
+        """Allowed tokens: read-only uint32 [ceil(width / 32)], bit i % 32 of word i // 32 for token i.
+
+        Stop tokens are allowed exactly where `is_accepting`. Valid until the matcher moves.
+
+        Args:
+            remaining: tokens that may still be written, the next one included (the stop token does not count). Where
+                that comes within a token's length of what the shortest completion takes, only tokens after which the
+                text can still be completed stay: the budget guard. Farther off a token may still begin something
+                long; check the one that was picked with `fits` and, if it does not, pick from `guarded_mask`.
+
+        Raises:
+            NoTokenPath: the grammar can go on, but no token of the vocabulary spells how.
+        """
+        if self._finished:
+            return np.zeros(self.vocabulary.words, np.uint32)
+        if remaining is not None and not self._arena.fits(self._state, remaining - self.vocabulary.longest):
+            return self.guarded_mask(remaining)
+        return self._arena.row(self.bank_row())
+
+    def guarded_mask(self, remaining: int) -> np.ndarray:
+        """The mask without the tokens after which `remaining` - 1 more tokens could not complete the text; own memory."""
+        return self._arena.guarded(self._state, remaining)
+
+    def bank_row(self) -> int:
+        """Row number of this state's mask in `bank`."""
+        number = self._arena.mask_row(self._state)
+        if not self._arena.row(number).any():
+            raise NoTokenPath("the grammar can go on here, but no token of the vocabulary spells the bytes that it needs")
+        return number
+
+    @property
+    def bank(self) -> np.ndarray:
+        """All mask rows: uint32 [rows, ceil(width / 32)]."""
+        return self._arena.bank
+
+    def fill_mask(self, out: Any) -> None:
+        """Copy the mask into `out`: an int32 or uint32 array or torch tensor of [ceil(width / 32)]."""
+        target = out.numpy() if hasattr(out, "numpy") and not isinstance(out, np.ndarray) else out
+        if target.dtype not in (np.int32, np.uint32) or target.shape[-1] < self.vocabulary.words:
+            raise ValueError(f"a mask needs an int32 or uint32 array of {self.vocabulary.words} words, not {target.dtype} {target.shape}")
+        target.view(np.uint32)[..., : self.vocabulary.words] = self.mask()
+
+    def allows(self, token_id: int) -> bool:
+        """Could `token_id` come next? Does not move."""
+        if self._finished or not 0 <= token_id < self.vocabulary.width:
+            return False
+        if token_id in self.vocabulary.stop_token_ids:
+            return self.is_accepting
+        return self._arena.advance_token(self._state, token_id) != layout.EMPTY
+
+    def fits(self, token_id: int, remaining: int) -> bool:
+        """Could the text still be completed if `token_id` came next, with `remaining` tokens left including it?"""
+        if self._finished or token_id in self.vocabulary.stop_token_ids:
+            return True
+        following = self._arena.advance_token(self._state, token_id)
+        return following != layout.EMPTY and self._arena.fits(following, remaining - 1)
+
+    def accept(self, token_id: int) -> None:
+        """Move on by a token; a stop token finishes. Ignored once finished.
+
+        Raises:
+            GrammarViolation: not allowed here; the state is unchanged.
+        """
+        if self._finished:
+            return
+        if token_id in self.vocabulary.stop_token_ids:
+            if not self.is_accepting:
+                raise GrammarViolation(f"stop token {token_id} is not allowed here: the text is not complete")
+            self._history.append((self._state, False, b""))
+            self._finished = True
+            return
+        if not 0 <= token_id < self.vocabulary.width:
+            raise GrammarViolation(f"token {token_id} is outside the vocabulary of {self.vocabulary.width} ids")
+        following = self._arena.advance_token(self._state, token_id)
+        if following == layout.EMPTY:
+            text = self.vocabulary.tokens[token_id] if token_id < len(self.vocabulary.tokens) else None
+            raise GrammarViolation(f"token {token_id} ({text!r}) is not allowed here")
+        self._history.append((self._state, False, b""))
+        self._state = following
+
+    def accept_bytes(self, data: bytes) -> None:
+        """Move on by bytes, all or none; they may end inside a token or a character. One unit for `rollback`.
+
+        Raises:
+            GrammarViolation: not allowed here; the state is unchanged.
+        """
+        if self._finished:
+            return
+        following = self._arena.advance_bytes(self._state, data)
+        if following == layout.EMPTY:
+            raise GrammarViolation(f"the text {data[:80]!r}{'...' if len(data) > 80 else ''} is not allowed here")
+        self._history.append((self._state, False, b""))
+        self._state = following
+
+    def rollback(self, n: int = 1) -> None:
+        """Undo the last `n` accepted tokens (or byte strings).
+
+        Raises:
+            ValueError: n is negative or larger than what has been accepted.
+        """
+        if not 0 <= n <= len(self._history):
+            raise ValueError(f"cannot roll back {n} of {len(self._history)} accepted units")
+        if n:
+            self._state, self._finished = self._history[-n][:2]
+            del self._history[-n:]
+
+    def fork(self) -> Matcher:
+        """An independent matcher at the same position."""
+        twin = Matcher(self.grammar, self.vocabulary, self._arena, self._state)
+        twin._finished = self._finished
+        twin._history = list(self._history)
+        return twin
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that must come next, as far as the grammar leaves no choice."""
+        return b"" if self._finished else self._arena.forced_bytes(self._state)
+
+    def forced_tokens(self, before: Sequence[int] = ()) -> list[int]:
+        """The tokens that must come next, split as the model's own tokenizer would; empty if there is a choice.
+
+        A last token that the text after the forced stretch could merge with is left out.
+
+        Args:
+            before: the last tokens of the text so far, so that the split is the one in context.
+        """
+        forced = self.forced_bytes()
+        if not forced:
+            return []
+        state = self._arena.advance_bytes(self._state, forced)
+        return canonical_tokens(self.vocabulary, forced, before, final=self._arena.is_final(state))
+
+    def completion_tokens(self) -> int:
+        """Upper bound on the tokens that complete the text from here; 0 if it may end here.
+
+        Raises:
+            NoTokenPath: no tokens of the vocabulary spell the shortest completion.
+        """
+        if self._finished:
+            return 0
+        needed = self._arena.tokens_needed(self._state)
+        if needed >= layout.INFINITE:
+            raise NoTokenPath("no tokens of the vocabulary spell the shortest completion of the text")
+        return needed
+
+
+def fill_masks(matchers: Sequence[Matcher], out: Any) -> None:
+    """Masks of a batch into `out`: int32 or uint32 [len(matchers), ceil(width / 32)], array or torch tensor."""
+    if len(out) < len(matchers):
+        raise ValueError(f"{len(matchers)} masks do not fit into {len(out)} rows")
+    for i, matcher in enumerate(matchers):
+        matcher.fill_mask(out[i])

@@ -1,0 +1,171 @@
+"""A vocabulary: what each token id spells, as the token trie that masks are walked on.
+
+Built from a tokenizer or a plain list of byte strings. Holds no model and no grammar; owns the arena in which
+grammars are stepped for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentkit.errors import GrammarError
+
+from .arena import Arena
+from .core import kernels, layout
+from .settings import settings
+
+__all__ = ["Vocabulary"]
+
+
+class Vocabulary:
+    """Token ids and their bytes.
+
+    Args:
+        tokens: bytes of each id; None for a special token, which is never text (b"" is never allowed at all).
+        stop_token_ids: ids that end a text; they are never text themselves, even if they have bytes.
+        width: columns of a mask (the model's logit width), at least len(tokens). Default: len(tokens).
+        special_names: name -> id of special tokens, for grammars that use them as symbols.
+
+    Raises:
+        ValueError: width below the largest id + 1, or a stop id outside of it.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes | None],
+        stop_token_ids: Sequence[int] = (),
+        width: int | None = None,
+        *,
+        special_names: dict[str, int] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        needed = max(len(tokens), max(stop_token_ids, default=-1) + 1)
+        self.width = needed if width is None else int(width)
+        if self.width < needed:
+            raise ValueError(f"width {self.width} is below the largest token id + 1 ({needed}); pass the model's logit width")
+        if any(not 0 <= t < self.width for t in stop_token_ids):
+            raise ValueError(f"stop_token_ids {list(stop_token_ids)} must lie between 0 and {self.width - 1}")
+        self.words = (self.width + 31) // 32
+        self.stop_token_ids = tuple(dict.fromkeys(int(t) for t in stop_token_ids))
+        self.tokens: list[bytes | None] = list(tokens)
+        self.special_names = dict(special_names or {})
+        self.tokenizer = tokenizer
+        """The tokenizers.Tokenizer this came from, if any: forced text is split the way it would."""
+        self._plain: Any = None
+        self._by_bytes: tuple[dict[bytes, int], int] | None = None
+        self._symbols: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.array = self._build()
+        self._arena: Arena | None = None
+        settings.register(self)
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, stop_token_ids: Sequence[int] = (), width: int | None = None) -> Vocabulary:
+        """From a `tokenizers.Tokenizer`, the path of a tokenizer.json, or a transformers fast tokenizer.
+
+        Without `stop_token_ids`, those of a transformers tokenizer (its eos token) are taken.
+        """
+        from .token_bytes import load_tokenizer, token_bytes
+
+        if not stop_token_ids and getattr(tokenizer, "eos_token_id", None) is not None and not isinstance(tokenizer, str | os.PathLike):
+            stop_token_ids = [tokenizer.eos_token_id]
+        raw = load_tokenizer(tokenizer)
+        names = {token.content: i for i, token in raw.get_added_tokens_decoder().items() if token.special}
+        return cls(token_bytes(raw), stop_token_ids, width, special_names=names, tokenizer=raw)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def _build(self) -> np.ndarray:
+        stops = set(self.stop_token_ids)
+        text = sorted((data, i) for i, data in enumerate(self.tokens) if data and i not in stops)
+        data = np.frombuffer(b"".join(t for t, _ in text), np.uint8)
+        starts = np.concatenate([[0], np.cumsum([len(t) for t, _ in text], dtype=np.int64)]).astype(np.int32)
+        ids = np.array([i for _, i in text], np.int32)
+        none = np.empty(0, np.int32)
+        count = int(kernels.build_vocabulary(data, starts, ids, none, none, none, none, none))
+        byte, depth, skip, parent = (np.zeros(count, np.int32) for _ in range(4))
+        first = np.zeros(count + 1, np.int32)
+        kernels.build_vocabulary(data, starts, ids, byte, depth, skip, parent, first)
+        root = np.full(256, -1, np.int32)
+        top = np.flatnonzero(depth == 0)
+        root[byte[top]] = top
+        present = np.unique(data)
+        alphabet = np.zeros(256, np.uint8)
+        alphabet[present] = 1
+        bits = np.packbits(alphabet, bitorder="little").view(np.int32)
+        single = {t[0] for t, _ in text if len(t) == 1}
+        by_id = [b"" if d is None or i in stops else d for i, d in enumerate(self.tokens)] + [b""] * (self.width - len(self.tokens))
+        token_starts = np.concatenate([[0], np.cumsum([len(t) for t in by_id], dtype=np.int64)]).astype(np.int32)
+        specials = np.full(max(len(self.special_names), 1), -1, np.int32)
+        sections = {
+            layout.V_BYTE: byte, layout.V_DEPTH: depth, layout.V_SKIP: skip, layout.V_PARENT: parent, layout.V_FIRST: first, layout.V_IDS: ids,
+            layout.V_START: token_starts, layout.V_BYTES: np.frombuffer(b"".join(by_id), np.uint8).astype(np.int32),
+            layout.V_STOPS: np.array(self.stop_token_ids, np.int32), layout.V_ROOT: root, layout.V_ALPHABET: bits, layout.V_SPECIALS: specials,
+        }  # fmt: skip
+        header = np.zeros(layout.V_HEADER, np.int32)
+        at = layout.V_HEADER
+        for slot, section in sections.items():
+            header[slot] = at
+            at += len(section)
+        header[layout.V_NODES], header[layout.V_MAX_DEPTH] = count, int(depth.max(initial=-1)) + 1
+        header[layout.V_TOKENS], header[layout.V_WORDS] = self.width, self.words
+        header[layout.V_STOP_COUNT], header[layout.V_COMPLETE] = len(self.stop_token_ids), int(len(single) == len(present))
+        return np.concatenate([header, *sections.values()]).astype(np.int32)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of `text` as plain text: what looks like a special token stays text. Needs a tokenizer."""
+        if self._plain is None:
+            self._plain = type(self.tokenizer).from_str(self.tokenizer.to_str())
+            self._plain.encode_special_tokens = True
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def by_bytes(self) -> tuple[dict[bytes, int], int]:
+        """(bytes -> lowest id, length of the longest token) over the tokens that are text."""
+        if self._by_bytes is None:
+            stops = set(self.stop_token_ids)
+            index = {data: i for i, data in reversed(list(enumerate(self.tokens))) if data and i not in stops}
+            self._by_bytes = (index, max(map(len, index), default=0))
+        return self._by_bytes
+
+    def special_symbol(self, name: str) -> int:
+        """Symbol number of the special token `name` inside grammars; switched on in the masks from now on.
+
+        Raises:
+            GrammarError: this vocabulary has no such special token.
+        """
+        if name not in self.special_names:
+            raise GrammarError(f"the grammar uses the special token {name!r}, which this vocabulary does not have; it has {sorted(self.special_names)[:20]}")
+        symbol = self._symbols.setdefault(name, len(self._symbols))
+        self.array[self.array[layout.V_SPECIALS] + symbol] = self.special_names[name]
+        self.array[layout.V_SPECIAL_COUNT] = len(self._symbols)
+        return symbol
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return int(self.array[layout.V_MAX_DEPTH])
+
+    @property
+    def bank(self) -> np.ndarray:
+        """Mask rows of the current arena: uint32 [rows, ceil(width / 32)]."""
+        return self.arena.bank
+
+    @property
+    def arena(self) -> Arena:
+        """The arena that new matchers use; a fresh one is begun when the last has grown past the settings' bound."""
+        with self._lock:
+            if self._arena is None or self._arena.nbytes > settings.arena_bytes:
+                self._arena = Arena(self, settings.bank_bytes)
+            return self._arena
+
+    def clear(self) -> None:
+        """Forget all states and masks; matchers in use keep theirs."""
+        with self._lock:
+            self._arena = None

@@ -1,0 +1,109 @@
+"""The compiled core against the slow reference matcher, over random programs of every operator."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from agentkit.errors import GrammarViolation, UnsatisfiableSchema
+from agentkit.grammars import Grammar, Matcher, Vocabulary
+from agentkit.grammars.expr import Builder, Program
+
+from .random_programs import random_program, random_text
+from .reference import Reference, accepts, prefix_ok
+
+SINGLE = [bytes([b]) for b in b'abcx(){}":,1289 ']
+MORE = [bytes(p) for p in itertools.product(b"abc", repeat=2)]
+MORE += [b"abc", b"abcabc", b'":', b'",', b'{"', b'{"a', b',"', b',"a":', b'":9', b'":9}', b'9,"', b"1}", b"2,", b'b":9,"c":9', b'a":9,"a"']
+TOKENS: list[bytes | None] = [*SINGLE, *MORE, None, None]
+END, STOP = len(TOKENS) - 2, len(TOKENS) - 1
+SPELLED: list[list[int | str]] = [list(t or b"") for t in TOKENS[:END]] + [["<end>"]]
+VOCABULARY = Vocabulary(TOKENS, stop_token_ids=[STOP], special_names={"<end>": END})
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    row = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(row).tolist())
+
+
+def matcher_of(program: Program) -> Matcher | None:
+    try:
+        return Grammar(program).matcher(VOCABULARY)
+    except UnsatisfiableSchema:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_texts_and_masks_equal_the_reference(seed: int) -> None:
+    rng = random.Random(seed)
+    program = random_program(rng)
+    reference = Reference(program)
+    start = matcher_of(program)
+    if start is None:
+        assert not prefix_ok(reference, b"")
+        return
+    for _ in range(6):
+        matcher, text = start.fork(), list[int | str]()
+        for _ in range(10):
+            expected = {i for i, t in enumerate(SPELLED) if prefix_ok(reference, text + t)}
+            if accepts(reference, text):
+                expected.add(STOP)
+            assert allowed(matcher) == expected, text
+            assert matcher.is_accepting == (STOP in expected)
+            assert {i for i in range(STOP + 1) if matcher.allows(i)} == expected
+            if not expected - {STOP}:
+                break
+            token = rng.choice(sorted(expected - {STOP}))
+            matcher.accept(token)
+            text += SPELLED[token]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_texts_are_judged_as_by_the_reference(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    program = random_program(rng)
+    reference = Reference(program)
+    start = matcher_of(program)
+    for _ in range(30):
+        text = random_text(rng)
+        matcher = start.fork() if start else None
+        try:
+            if matcher:
+                matcher.accept_bytes(text)
+        except GrammarViolation:
+            matcher = None
+        assert (matcher is not None) == prefix_ok(reference, text), text
+        assert bool(matcher and matcher.is_accepting) == accepts(reference, text), text
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_budget_guard_always_reaches_the_end(seed: int) -> None:
+    rng = random.Random(5000 + seed)
+    start = matcher_of(random_program(rng))
+    if start is None:
+        return
+    needed = start.completion_tokens()
+    for budget in (needed, needed + 1, needed + 3):
+        for _ in range(4):
+            matcher, left = start.fork(), budget
+            while left and not (matcher.is_accepting and rng.random() < 0.1):
+                row = np.unpackbits(matcher.guarded_mask(left).view(np.uint8), bitorder="little")
+                choice = sorted(set(np.flatnonzero(row).tolist()) - {STOP})
+                if not choice:
+                    break
+                token = rng.choice(choice)
+                assert matcher.fits(token, left)
+                matcher.accept(token)
+                left -= 1
+            assert matcher.is_accepting
+
+
+def test_a_budget_below_the_shortest_completion_allows_nothing() -> None:
+    b = Builder()
+    matcher = Grammar(b.program(b.literal(b"abcabcabc"))).matcher(VOCABULARY)
+    assert matcher.completion_tokens() == 2
+    assert not matcher.guarded_mask(1).any()
+    assert matcher.guarded_mask(2).any()
