@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from agentkit.engine import Engine, FinishEvent, TokenEvent
 from agentkit.engine.models.loader import LoadedModel
@@ -27,7 +27,7 @@ Make = Callable[..., Engine]
 
 
 class Point(BaseModel):
-    x: int
+    x: int = Field(ge=0, le=99)
     label: Literal["a", "b"]
 
 
