@@ -73,10 +73,20 @@ def run(model: Decoder, cache: ReferenceCache, token_ids: Sequence[int], logits_
     return logits
 
 
-def greedy(model: Decoder, token_ids: Sequence[int], count: int) -> list[int]:
-    """The next `count` tokens by exact argmax, stop tokens not heeded."""
-    cache = ReferenceCache(model.config, len(token_ids) + count, dtype=model.dtype, device=model.device)
-    out = [int(run(model, cache, token_ids, slice(-1, None)).argmax())]
-    while len(out) < count:
-        out.append(int(run(model, cache, out[-1:]).argmax()))
+def greedy(model: Decoder, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The next `count` tokens of each prompt by exact argmax, stop tokens not heeded; all sequences step together."""
+    caches = [ReferenceCache(model.config, len(prompt) + count, dtype=model.dtype, device=model.device) for prompt in prompts]
+    last = [int(run(model, cache, prompt, slice(-1, None)).argmax()) for cache, prompt in zip(caches, prompts, strict=True)]
+    out = [[token] for token in last]
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
+        rows = [slice(row, row + 1) for row in range(len(caches))]
+        return torch.cat([cache(layer, q[row], k[row], v[row], window=window, scale=scale, softcap=softcap) for cache, row in zip(caches, rows, strict=True)])
+
+    for _ in range(count - 1):
+        positions = torch.tensor([cache.length for cache in caches], device=model.device)
+        last = model.forward(torch.tensor(last, device=model.device), positions, attend).argmax(-1).tolist()
+        for cache, tokens, token in zip(caches, out, last, strict=True):
+            cache.commit(1)
+            tokens.append(token)
     return out

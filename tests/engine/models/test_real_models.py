@@ -38,9 +38,8 @@ def reference(folder: Path) -> Any:
 @torch.no_grad()
 def compare(theirs: Any, loaded: LoadedModel, bos: bool) -> None:
     """Logits within 1e-3 relative everywhere; each of our 64 greedy tokens is the reference's own argmax after those before."""
-    for text in PROMPTS:
-        ids = loaded.tokenizer.encode(text, bos=bos)
-        continuation = greedy(loaded.model, ids, 64)
+    prompts = [loaded.tokenizer.encode(text, bos=bos) for text in PROMPTS]
+    for text, ids, continuation in zip(PROMPTS, prompts, greedy(loaded.model, prompts, 64), strict=True):
         whole = ids + continuation[:-1]
         expected = theirs(torch.tensor([whole])).logits[0]
         ours = run(loaded.model, ReferenceCache(loaded.config, len(whole)), whole)
