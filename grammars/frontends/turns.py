@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from agentkit.errors import GrammarError, InvalidGrammar
@@ -136,7 +135,8 @@ def _escaped(name: str) -> bytes:
 
 def _trie(builder: Builder, ends: Sequence[tuple[bytes, Node]]) -> Node:
     """Choice among `text node` by the text, which is no prefix of another; sorted by text. Each byte is decided once."""
-    shared = commonprefix([text for text, _ in ends])
+    first, last = ends[0][0], ends[-1][0]
+    shared = first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
     if len(ends) == 1:
         return builder.seq(builder.literal(shared), ends[0][1])
     below: dict[int, list[tuple[bytes, Node]]] = {}
