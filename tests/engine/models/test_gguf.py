@@ -162,3 +162,18 @@ def test_sentencepiece_with_a_blank_before_the_text(tmp_path: Path) -> None:
     assert raw.encode("ab", add_special_tokens=False).tokens == ["▁ab"]
     for text in ["ab", " ab", "a b é"]:
         assert raw.decode(raw.encode(text, add_special_tokens=False).ids) == text
+
+
+def test_half_precision_stays_close_and_devices_and_dtypes_are_checked(tmp_path: Path) -> None:
+    folder = convert(tmp_path)
+    wide, half = load_model(folder, device="cpu").model, load_model(folder, device="cpu", dtype="bfloat16").model
+    assert (wide.dtype, half.dtype) == (torch.float32, torch.bfloat16)
+    ids = list(range(3, 23))
+    expected = run(wide, ReferenceCache(wide.config, 20), ids)
+    ours = run(half, ReferenceCache(half.config, 20, dtype=torch.bfloat16), ids)
+    assert ours.dtype == torch.float32
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 0.1
+    with pytest.raises(EngineError, match="int3"):
+        load_model(folder, device="cpu", dtype="int3")
+    with pytest.raises(EngineError, match="no-such-device"):
+        load_model(folder, device="no-such-device")

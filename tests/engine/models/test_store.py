@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from agentkit.engine.models import fetch, settings, store
 from agentkit.engine.models.loader import load_model
-from agentkit.engine.models.progress import LineProgress, silent
+from agentkit.engine.models.progress import LineProgress, progress_or_default, silent
 from agentkit.engine.models.registry import KNOWN_MODELS, KnownModel, WheelFile
 from agentkit.errors import EngineError, ModelNotFound
 from tests.engine.models.synthetic import write_llama_gguf
@@ -277,3 +278,18 @@ def test_lines_show_each_stage_and_its_quarters(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.splitlines() == [
         f"agentkit: {text}" for text in ("copying", "copying 25 %", "copying 50 %", "copying 75 %", "copying 100 %", "done")
     ]
+
+
+def test_a_terminal_sees_bars_and_a_callback_replaces_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_or_default(None) as show:
+        assert terminal.getvalue() == ""  # nothing before there is something to say
+        show("copying", 50, 100)
+        show("copying", 100, 100)
+    assert "copying" in terminal.getvalue()
+    assert "100%" in terminal.getvalue()
+    with progress_or_default(silent) as given:
+        assert given is silent
