@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from agentkit.model import ModelEvent, ModelToken, TurnEnd, TurnRequest
-from agentkit.protocol import HermesProtocol, call_text
+from agentkit.protocol import HermesProtocol, call_text, compact
 from agentkit.usage import RequestUsage
 
 PIECE = 4  # characters to a token
@@ -25,7 +24,7 @@ TurnScript = str | Callable[[TurnRequest], str]
 
 def calls(*named: tuple[str, Any]) -> str:
     """The text of a turn that makes these calls; arguments given as text are used as they are."""
-    return "\n".join(call_text(name, arguments if isinstance(arguments, str) else json.dumps(arguments)) for name, arguments in named)
+    return "\n".join(call_text(name, arguments if isinstance(arguments, str) else compact(arguments)) for name, arguments in named)
 
 
 class ScriptedModel:

@@ -78,7 +78,7 @@ async def test_events_of_a_turn(compiled: list[TurnRequest]) -> None:
     assert "".join(event.text for event in events if isinstance(event, ModelToken)) == text
     assert [event.text for event in events if isinstance(event, ModelToken) and event.forced] == ["<", ">", "<", ">"]
     assert "".join(event.text for event in events if isinstance(event, TextPiece)) == "Hm. "
-    assert [event.call.arguments for event in events if isinstance(event, CallClosed)] == ['{"a": 1}']
+    assert [event.call.arguments for event in events if isinstance(event, CallClosed)] == ['{"a":1}']
     end = events[-1]
     assert isinstance(end, TurnEnd)
     assert (end.turn.finish_reason, end.usage.input_tokens, end.usage.cached_tokens, end.usage.forwards, end.usage.ttft_s) == ("stop", 100, 60, 16, 0.25)

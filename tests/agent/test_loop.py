@@ -34,7 +34,7 @@ async def test_a_call_its_result_and_an_answer() -> None:
     result = await Agent(model, tools=[add], instructions="Be good.").run("What is 2 + 1?")
     call = result.tool_calls[0]
     assert (result.output, call.name, call.arguments.a, call.arguments.b, call.result, call.executed) == ("Three.", "add", 2, 1, 3, True)
-    assert call.arguments_json == '{"a": 2}'
+    assert call.arguments_json == '{"a":2}'
     assert [message.role for message in result.all_messages()] == ["user", "assistant", "tool", "assistant"]
     assert result.all_messages() == result.new_messages()
     assert result.all_messages()[2] == ToolMessage(tool_call_id=call.id, name="add", content="3")
