@@ -190,19 +190,17 @@ class Arena:
 
     def _grow(self, section: str) -> None:
         old = self._mem
-        self._caps[section] *= 2
-        if section == "nodes":
-            self._caps["pool"] = max(self._caps["pool"], 2 * self._caps["nodes"])
-        new = _new_memory(self._caps)
-        if new.nbytes > _WORKSPACE:
+        caps = self._caps | {section: 2 * self._caps[section]}
+        if old.nbytes > _WORKSPACE // 2:
             raise GrammarTooComplex("memory", f"the grammars of this vocabulary have reached {self.node_count} states")
+        new = _new_memory(caps)
         kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
         new[kept] = old[kept]
         copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
         for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
             new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
         kernels.rehash(old, new)
-        self._mem = new
+        self._mem, self._caps = new, caps
 
     def _grow_bank(self) -> None:
         rows, used = 2 * self._caps["bank"], self.row_count

@@ -77,3 +77,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only kernels call: compiled into them, without a wrapper for Python and without a cache entry."""
     return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore[no-any-return]
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of a recursive kernel that calls it back: pasted into it, so that the recursion is the kernel's own.
+
+    numba's cache loses the links between functions that call each other in a circle; a function that only calls
+    itself is safe.
+    """
+    return _one_signature(njit(nogil=True, boundscheck=False, inline="always")(function))  # type: ignore[no-any-return]

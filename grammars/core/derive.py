@@ -8,7 +8,7 @@ sequence: the parse stack.
 
 from __future__ import annotations
 
-from ..jit import inner
+from ..jit import inlined, inner
 from .layout import (
     A_ALT,
     A_AND,
@@ -99,6 +99,7 @@ from .objects import (
     close_extrakey,
     close_key,
     extras_allowed,
+    is_unbounded,
     key_below,
     may_close,
     may_collide,
@@ -152,43 +153,6 @@ def _trie_node(mem, trie):
 
 
 @inner
-def _is_unbounded(mem, node):
-    """Does the language of a key go on for ever from here (so that some name is always left)?"""
-    if get(mem, node, N_OP) == A_SEQ:
-        node = get(mem, node, N_B)
-    return get(mem, node, N_OP) == A_REPEAT and get(mem, node, N_C) < 0
-
-
-@inner
-def _name_left(mem, obj, keys, trie, rest, path):
-    """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Breadth-first, only as far as names collide."""
-    if _is_unbounded(mem, rest) or not may_collide(mem, obj, keys, trie, path):
-        return True
-    base = top_of(mem)
-    push(mem, trie)
-    push(mem, rest)
-    push(mem, path)
-    at, found = base, False
-    while at < top_of(mem) and not found and mem[H_STATUS] == 0:
-        trie, rest, path = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2)
-        at += 3
-        found = can_close_extrakey(mem, obj, keys, trie, rest, path)
-        for byte in range(256):
-            if found:
-                break
-            following = prune(mem, derive(mem, rest, byte))
-            if following != EMPTY:
-                below = trie_child(mem, trie, byte) if trie else 0
-                longer = mk_path(mem, path, byte)
-                found = not may_collide(mem, obj, keys, below, longer)
-                push(mem, below)
-                push(mem, following)
-                push(mem, longer)
-    mem[H_SCRATCH_TOP] = base
-    return found
-
-
-@inner
 def _open_key(mem, obj, keys):
     """After the opening quote of a key: a declared one, or one of the undeclared families."""
     base = top_of(mem)
@@ -198,8 +162,7 @@ def _open_key(mem, obj, keys):
     if extras_allowed(mem, obj, keys):
         for j in range(pool(mem, obj + O_EXTRAS)):
             language = pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * j)
-            if _name_left(mem, obj, keys, root, language, 0):
-                push(mem, mk_extrakey(mem, obj, keys, root, language, 0, j))
+            push(mem, mk_extrakey(mem, obj, keys, root, language, 0, j))
     return mk_alt(mem, base)
 
 
@@ -225,9 +188,21 @@ def _extrakey_step(mem, node, symbol, rest):
         push(mem, close_extrakey(mem, obj, keys, path, family))
     if rest != EMPTY:
         below = trie_child(mem, trie, symbol) if trie else 0
-        path = mk_path(mem, path, symbol)
-        if _name_left(mem, obj, keys, below, rest, path):
-            push(mem, mk_extrakey(mem, obj, keys, below, rest, path, family))
+        push(mem, mk_extrakey(mem, obj, keys, below, rest, mk_path(mem, path, symbol), family))
+    return mk_alt(mem, base)
+
+
+@inlined
+def _object_step(mem, node, symbol):
+    obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
+    base = top_of(mem)
+    if phase != AFTER:
+        if symbol == 34:
+            push(mem, _open_key(mem, obj, keys))
+    elif any_key(mem, obj, keys):
+        push(mem, derive(mem, mk_seq(mem, pool(mem, obj + O_COMMA), mk_object(mem, obj, keys, NEXT)), symbol))
+    if (phase == AFTER or phase == FIRST) and may_close(mem, obj, keys):
+        push(mem, derive(mem, pool(mem, obj + O_CLOSE), symbol))
     return mk_alt(mem, base)
 
 
@@ -306,20 +281,6 @@ def derive(mem, node, symbol):
 
 
 @inner
-def _object_step(mem, node, symbol):
-    obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
-    base = top_of(mem)
-    if phase != AFTER:
-        if symbol == 34:
-            push(mem, _open_key(mem, obj, keys))
-    elif any_key(mem, obj, keys):
-        push(mem, derive(mem, mk_seq(mem, pool(mem, obj + O_COMMA), mk_object(mem, obj, keys, NEXT)), symbol))
-    if (phase == AFTER or phase == FIRST) and may_close(mem, obj, keys):
-        push(mem, derive(mem, pool(mem, obj + O_CLOSE), symbol))
-    return mk_alt(mem, base)
-
-
-@inner
 def alive(mem, node):
     """Does a node without calls match anything at all? Depth-first search over derivatives, remembered in the flags."""
     f = flags_of(mem, node)
@@ -367,6 +328,31 @@ def alive(mem, node):
     return found
 
 
+@inlined
+def _name_left(mem, obj, keys, trie, rest, path):
+    """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Breadth-first, only as far as names collide."""
+    base = top_of(mem)
+    push(mem, trie)
+    push(mem, rest)
+    push(mem, path)
+    at, found = base, False
+    while at < top_of(mem) and not found and mem[H_STATUS] == 0:
+        trie, rest, path = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2)
+        at += 3
+        found = can_close_extrakey(mem, obj, keys, trie, rest, path)
+        for byte in range(256):
+            following = EMPTY if found else prune(mem, derive(mem, rest, byte))
+            if following != EMPTY:
+                below = trie_child(mem, trie, byte) if trie else 0
+                longer = mk_path(mem, path, byte)
+                found = not may_collide(mem, obj, keys, below, longer)
+                push(mem, below)
+                push(mem, following)
+                push(mem, longer)
+    mem[H_SCRATCH_TOP] = base
+    return found
+
+
 @inner
 def prune(mem, node):
     """`node` without the branches whose intersection is empty."""
@@ -388,8 +374,12 @@ def prune(mem, node):
         if kept != first:
             result = mk_seq(mem, kept, get(mem, node, N_B))
     elif op == A_EXTRAKEY:
-        if prune(mem, get(mem, node, N_D)) == EMPTY:
+        rest = prune(mem, get(mem, node, N_D))
+        if rest == EMPTY:
             result = EMPTY
+        elif not is_unbounded(mem, rest):
+            if not _name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
+                result = EMPTY
     elif (op == A_AND or op == A_NOT) and not alive(mem, node):
         result = EMPTY
     if reg(mem, H_STATUS) == 0:

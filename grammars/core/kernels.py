@@ -101,23 +101,24 @@ def rehash(old, new):
     """Rebuild the hash and memo tables of `new` from the nodes and memo entries of `old` (sections already copied)."""
     for k in range(new[H_HASH_MASK] + 1):
         new[new[H_HASH] + k] = -1
+    table, mask = reg(new, H_HASH), reg(new, H_HASH_MASK)
     for node in range(3, new[H_NODE_COUNT]):
-        at = new[H_NODES] + node * STRIDE
-        op = new[at + N_OP]
+        at = reg(new, H_NODES) + node * STRIDE
+        op, a, b = reg(new, at + N_OP), reg(new, at + N_A), reg(new, at + N_B)
         if is_list(op):
-            slot = list_hash(new, op, new[H_POOL] + new[at + N_A], new[at + N_B]) >> 7 & new[H_HASH_MASK]
+            slot = list_hash(new, op, reg(new, H_POOL) + a, b) >> 7 & mask
         else:
-            slot = fixed_hash(op, new[at + 1], new[at + 2], new[at + 3], new[at + 4], new[at + 5], new[at + 6]) >> 7 & new[H_HASH_MASK]
-        while new[new[H_HASH] + slot] >= 0:
-            slot = (slot + 1) & new[H_HASH_MASK]
-        new[new[H_HASH] + slot] = node
+            slot = fixed_hash(op, a, b, reg(new, at + 3), reg(new, at + 4), reg(new, at + 5), reg(new, at + 6)) >> 7 & mask
+        while new[table + slot] >= 0:
+            slot = (slot + 1) & mask
+        new[table + slot] = node
     for k in range(new[H_MEMO_MASK] + 1):
         new[new[H_MEMO] + 3 * k] = -1
     new[H_MEMO_COUNT] = 0
     for k in range(old[H_MEMO_MASK] + 1):
         at = old[H_MEMO] + 3 * k
         if old[at] >= 0:
-            memo_store(new, old[at], old[at + 1], old[at + 2])
+            memo_store(new, reg(old, at), reg(old, at + 1), reg(old, at + 2))
 
 
 @inner

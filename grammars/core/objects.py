@@ -17,6 +17,8 @@ from .layout import (
     A_KEYSET,
     A_OBJECT,
     A_PATH,
+    A_REPEAT,
+    A_SEQ,
     AFTER,
     CHECK,
     EMPTY,
@@ -28,6 +30,8 @@ from .layout import (
     H_SCRATCH_TOP,
     N_A,
     N_B,
+    N_C,
+    N_OP,
     NULLABLE,
     O_COLON,
     O_DFS,
@@ -232,7 +236,10 @@ def mk_key(mem, obj, keys, trie):
 def mk_extrakey(mem, obj, keys, trie, rest, path, family):
     if rest == EMPTY:
         return EMPTY
-    return cons6(mem, A_EXTRAKEY, obj, keys, trie, rest, path, family, flags_of(mem, rest) & (CHECK | WIDE))
+    flags = flags_of(mem, rest) & (CHECK | WIDE)
+    if not is_unbounded(mem, rest) and may_collide(mem, obj, keys, trie, path):
+        flags |= CHECK  # are all the names that it could still become taken?
+    return cons6(mem, A_EXTRAKEY, obj, keys, trie, rest, path, family, flags)
 
 
 @inner
@@ -288,3 +295,11 @@ def may_collide(mem, obj, keys, trie, path):
         if _leads_to(mem, path, pool(mem, record + k)):
             return True
     return False
+
+
+@inner
+def is_unbounded(mem, node):
+    """Does the language of a key go on for ever from here (so that some name is always left)?"""
+    if get(mem, node, N_OP) == A_SEQ:
+        node = get(mem, node, N_B)
+    return get(mem, node, N_OP) == A_REPEAT and get(mem, node, N_C) < 0

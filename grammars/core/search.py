@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inner, kernel
+from ..jit import inlined, inner, kernel
 from .derive import derive, first_bytes, step
 from .layout import (
     A_ALT,
@@ -108,7 +108,7 @@ def _search_need(mem, node):
     return found if found >= 0 else INFINITE
 
 
-@inner
+@inlined
 def _field_need(mem, obj, i):
     """Bytes of declared key `i` with its quotes, colon, value and white space."""
     field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
@@ -118,13 +118,13 @@ def _field_need(mem, obj, i):
     return pool(mem, field + 2) + 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, value) + need(mem, pool(mem, obj + O_TAIL))
 
 
-@inner
+@inlined
 def _extra_need(mem, obj, family):
     at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family
     return 2 + need(mem, pool(mem, at)) + need(mem, pool(mem, obj + O_COLON)) + need(mem, pool(mem, at + 1)) + need(mem, pool(mem, obj + O_TAIL))
 
 
-@inner
+@inlined
 def _cheapest_members(mem, obj, keys, count):
     """Bytes of `count` optional members beside the required ones (without commas): declared ones first, the cheapest of them."""
     total = 0
@@ -148,7 +148,7 @@ def _cheapest_members(mem, obj, keys, count):
     return total
 
 
-@inner
+@inlined
 def _object_need(mem, node):
     obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     members = 0
@@ -167,7 +167,7 @@ def _object_need(mem, node):
     return min(total + commas * need(mem, pool(mem, obj + O_COMMA)) + need(mem, pool(mem, obj + O_CLOSE)), INFINITE)
 
 
-@inner
+@inlined
 def _key_need(mem, node):
     obj, keys, trie = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     best = INFINITE
@@ -180,7 +180,7 @@ def _key_need(mem, node):
     return best
 
 
-@inner
+@inlined
 def _extrakey_need(mem, node):
     obj, keys, path, rest = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_E), get(mem, node, N_D)
     after = 1 + need(mem, close_extrakey(mem, obj, keys, path, get(mem, node, N_F)))
@@ -199,7 +199,7 @@ def _extrakey_need(mem, node):
 @inner
 def need(mem, node):
     """Bytes of the shortest text of `node` (a special token counts as one); INFINITE if there is none."""
-    if node <= EPSILON:
+    if node <= EPSILON or mem[H_STATUS]:
         return INFINITE if node == EMPTY else 0
     known = get(mem, node, N_NEED)
     if known:
