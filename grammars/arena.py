@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentkit.errors import GrammarTooComplex
+from agentkit.errors import GrammarTooComplex, NoTokenPath
 
 from .core import kernels, layout
 from .core.lower import lower
@@ -28,7 +28,7 @@ __all__ = ["Arena"]
 
 Kernel = Callable[..., Any]
 
-_START = {"nodes": 1 << 13, "memo": 1 << 15, "rows": 64, "scratch": 1 << 16, "pool": 1 << 16, "bank": 64}
+_START = {"nodes": 1 << 14, "memo": 1 << 16, "rows": 256, "scratch": 1 << 16, "pool": 1 << 18, "bank": 256}
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
@@ -77,6 +77,8 @@ class Arena:
         self._index = np.full(4 * rows, -1, np.int32)
         self._work = np.zeros(self.vocabulary.words, np.uint32)
         self._views: dict[int, np.ndarray] = {}
+        self.masks: dict[int, np.ndarray] = {}
+        """Masks that have been asked for, by state: the short way for states seen before."""
 
     @property
     def nbytes(self) -> int:
@@ -120,21 +122,27 @@ class Arena:
     def mask_row(self, state: int) -> int:
         """Row of the bank that holds the mask of `state`."""
         with self.lock:
-            known = self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_MASK]
-            if known:
-                return int(known) - 1
             while True:
                 row = mask_row(self._mem, self._voc, self.bank, self._index, self._work, state)
                 if row >= 0:
                     return int(row)
                 self._make_room()
 
-    def row(self, number: int) -> np.ndarray:
-        """Read-only view of a bank row; it stays what it was even if the bank is enlarged or emptied."""
-        view = self._views.get(number)
-        if view is None:
-            view = self._views[number] = self.bank[number]
-            view.flags.writeable = False
+    def mask(self, state: int) -> np.ndarray:
+        """Read-only view of the state's mask; it stays what it was even if the bank is enlarged or emptied.
+
+        Raises:
+            NoTokenPath: the mask is empty.
+        """
+        number = self.mask_row(state)
+        with self.lock:
+            view = self._views.get(number)
+            if view is None:
+                view = self._views[number] = self.bank[number]
+                view.flags.writeable = False
+                if not view.any():
+                    raise NoTokenPath("the grammar can go on here, but no token of the vocabulary spells the bytes that it needs")
+            self.masks[state] = view
         return view
 
     def guarded(self, state: int, budget: int) -> np.ndarray:

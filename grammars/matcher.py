@@ -35,7 +35,7 @@ class Matcher:
         self._arena = arena
         self._state = state
         self._finished = False
-        self._history: list[tuple[int, bool, bytes]] = []
+        self._history: list[int] = []  # states; a finished matcher's last one is the state it stopped in
 
     @property
     def is_accepting(self) -> bool:
@@ -70,7 +70,8 @@ class Matcher:
             return np.zeros(self.vocabulary.words, np.uint32)
         if remaining is not None and not self._arena.fits(self._state, remaining - self.vocabulary.longest):
             return self.guarded_mask(remaining)
-        return self._arena.row(self.bank_row())
+        row = self._arena.masks.get(self._state)
+        return self._arena.mask(self._state) if row is None else row
 
     def guarded_mask(self, remaining: int) -> np.ndarray:
         """The mask without the tokens after which `remaining` - 1 more tokens could not complete the text; own memory."""
@@ -78,10 +79,8 @@ class Matcher:
 
     def bank_row(self) -> int:
         """Row number of this state's mask in `bank`."""
-        number = self._arena.mask_row(self._state)
-        if not self._arena.row(number).any():
-            raise NoTokenPath("the grammar can go on here, but no token of the vocabulary spells the bytes that it needs")
-        return number
+        self._arena.mask(self._state)
+        return self._arena.mask_row(self._state)
 
     @property
     def bank(self) -> np.ndarray:
@@ -118,20 +117,22 @@ class Matcher:
         """
         if self._finished:
             return
-        if token_id in self.vocabulary.stop_token_ids:
-            if not self.is_accepting:
-                raise GrammarViolation(f"stop token {token_id} is not allowed here: the text is not complete")
-            self._history.append((self._state, False, b""))
-            self._finished = True
-            return
-        if not 0 <= token_id < self.vocabulary.width:
-            raise GrammarViolation(f"token {token_id} is outside the vocabulary of {self.vocabulary.width} ids")
-        following = self._arena.advance_token(self._state, token_id)
-        if following == layout.EMPTY:
-            text = self.vocabulary.tokens[token_id] if token_id < len(self.vocabulary.tokens) else None
+        following = self._arena.advance_token(self._state, token_id) if 0 <= token_id < self.vocabulary.width else layout.EMPTY
+        if following:
+            self._history.append(self._state)
+            self._state = following
+        else:
+            self._stop(token_id)
+
+    def _stop(self, token_id: int) -> None:
+        """Accept a token that is not text here: a stop token where the text may end, or refuse it."""
+        if token_id not in self.vocabulary.stop_token_ids:
+            text = self.vocabulary.tokens[token_id] if 0 <= token_id < len(self.vocabulary.tokens) else None
             raise GrammarViolation(f"token {token_id} ({text!r}) is not allowed here")
-        self._history.append((self._state, False, b""))
-        self._state = following
+        if not self.is_accepting:
+            raise GrammarViolation(f"stop token {token_id} is not allowed here: the text is not complete")
+        self._history.append(self._state)
+        self._finished = True
 
     def accept_bytes(self, data: bytes) -> None:
         """Move on by bytes, all or none; they may end inside a token or a character. One unit for `rollback`.
@@ -144,7 +145,7 @@ class Matcher:
         following = self._arena.advance_bytes(self._state, data)
         if following == layout.EMPTY:
             raise GrammarViolation(f"the text {data[:80]!r}{'...' if len(data) > 80 else ''} is not allowed here")
-        self._history.append((self._state, False, b""))
+        self._history.append(self._state)
         self._state = following
 
     def rollback(self, n: int = 1) -> None:
@@ -156,7 +157,7 @@ class Matcher:
         if not 0 <= n <= len(self._history):
             raise ValueError(f"cannot roll back {n} of {len(self._history)} accepted units")
         if n:
-            self._state, self._finished = self._history[-n][:2]
+            self._state, self._finished = self._history[-n], False
             del self._history[-n:]
 
     def fork(self) -> Matcher:
