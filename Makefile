@@ -15,6 +15,7 @@ demo: setup  ## set everything up and show tool calls on a real model
 	@$(RUN) -m agentkit.demo $(ARGS)
 
 test: setup-dev  ## set everything up and run the tests
+	@$(RUN) -m agentkit.cli warmup
 	@$(RUN) -m pytest $(ARGS)
 
 check: lint types test  ## all that CI checks

@@ -27,6 +27,7 @@ from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import default_kv_bytes
 from agentkit.engine.models.loader import LoadedModel, load_model
+from agentkit.engine.models.progress import progress_or_default
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.sampling import philox
@@ -104,6 +105,7 @@ class Engine:
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self._counter = itertools.count()
+        self._progress = progress
         self._vocabulary: Vocabulary | None = None
         self._vocabulary_lock = threading.Lock()
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
@@ -242,6 +244,7 @@ class Engine:
         """The tokenizer's vocabulary as grammars see it, as wide as the model's logits; made at its first use."""
         with self._vocabulary_lock:
             if self._vocabulary is None:
+                _compile_kernels_once(self._progress)
                 tokenizer = self._loaded.tokenizer
                 width = max(self._loaded.config.vocab_size, len(tokenizer.token_bytes))
                 self._vocabulary = Vocabulary.from_tokenizer(tokenizer.raw, list(self._stop_ids), width)
@@ -343,3 +346,14 @@ def _puts_bos(tokenizer: Tokenizer) -> bool:
     """Whether the model's own tokenizer begins every text with its first token (Llama and Gemma do, SmolLM and Qwen do not)."""
     first = tokenizer.raw.encode("a", add_special_tokens=True).ids[:1]
     return tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
+
+
+def _compile_kernels_once(progress: Callable[..., None] | None) -> None:
+    """Compiles the grammar kernels if this machine has not yet, showing that it does: it takes about a minute."""
+    from agentkit.grammars.warmup import compile_kernels, kernels_cached
+
+    if not kernels_cached():
+        with progress_or_default(progress) as report:
+            report("compiling the grammar kernels (once on this machine)", 0, 1)
+            compile_kernels()
+            report("compiling the grammar kernels (once on this machine)", 1, 1)

@@ -5,9 +5,9 @@ A `Grammar` is compiled from JSON Schema, Pydantic models, regular expressions, 
 tokens that may come next. Knows nothing of models.
 """
 
-from .grammar import Grammar
-from .matcher import Matcher, fill_masks
-from .settings import clear_caches, configure
-from .vocabulary import Vocabulary
+from agentkit.grammars.grammar import Grammar
+from agentkit.grammars.matcher import Matcher, fill_masks
+from agentkit.grammars.settings import clear_caches, configure
+from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["Grammar", "Matcher", "Vocabulary", "clear_caches", "configure", "fill_masks"]

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentkit.errors import GrammarTooComplex, NoTokenPath
-
-from .core import kernels, layout
-from .core.lower import lower
-from .core.masks import guarded_row, mask_row
-from .core.search import fits, tokens_needed
-from .expr import Program
+from agentkit.grammars.core import kernels, layout
+from agentkit.grammars.core.lower import lower
+from agentkit.grammars.core.masks import guarded_row, mask_row
+from agentkit.grammars.core.search import fits, tokens_needed
+from agentkit.grammars.expr import Program
 
 if TYPE_CHECKING:
-    from .vocabulary import Vocabulary
+    from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["Arena"]
 
@@ -174,6 +173,15 @@ class Arena:
         with self.lock:
             count = self._run(kernels.forced_bytes, self._voc, state, out)
         return out[:count].tobytes()
+
+    def exercise(self) -> None:
+        """Enlarge everything once, so that no kernel is left to be compiled in the middle of a text."""
+        with self.lock:
+            for section in _FULL.values():
+                self._grow(section)
+            self._grow_bank()
+            kernels.forget_masks(self._mem)
+            self._new_bank()
 
     def _run(self, kernel: Kernel, *args: Any) -> int:
         while True:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -100,8 +101,8 @@ class Builder:
     EPSILON: Node = 1
 
     def __init__(self) -> None:
-        self._nodes: list[tuple] = [(OP_EMPTY,), (OP_EPSILON,)]
-        self._index: dict[tuple, Node] = {n: i for i, n in enumerate(self._nodes)}
+        self._nodes: list[tuple[Any, ...]] = [(OP_EMPTY,), (OP_EPSILON,)]
+        self._index: dict[tuple[Any, ...], Node] = {n: i for i, n in enumerate(self._nodes)}
         self._rules: list[Node | None] = []
         self._specials: dict[str, int] = {}
 
@@ -245,7 +246,7 @@ class Builder:
         return _encode(self._nodes, [b for b in self._rules if b is not None], root, tuple(self._specials))
 
 
-def _children(n: tuple) -> tuple[Node, ...]:
+def _children(n: tuple[Any, ...]) -> tuple[Node, ...]:
     op = n[0]
     if op in (OP_SEQ, OP_ALT, OP_AND):
         return n[1:]
@@ -256,7 +257,7 @@ def _children(n: tuple) -> tuple[Node, ...]:
     return ()
 
 
-def _reachable(nodes: list[tuple], rules: list[Node], root: Node) -> tuple[list[Node], list[int]]:
+def _reachable(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node) -> tuple[list[Node], list[int]]:
     """Nodes in dependency order and the rules they call, found without recursion (grammars may be deep)."""
     order: list[Node] = []
     seen: set[Node] = set()
@@ -281,7 +282,7 @@ def _reachable(nodes: list[tuple], rules: list[Node], root: Node) -> tuple[list[
     return order, list(called)
 
 
-def _encode(nodes: list[tuple], rules: list[Node], root: Node, specials: tuple[str, ...]) -> Program:
+def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, specials: tuple[str, ...]) -> Program:
     """Layout of a node in `code` (n' = renumbered node, o = offset into `blob`):
 
     EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]

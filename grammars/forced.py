@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .vocabulary import Vocabulary
+    from agentkit.grammars.vocabulary import Vocabulary
 
 _CONTEXT = 8  # tokens before the stretch that may take part in its split
 

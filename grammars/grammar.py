@@ -9,14 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
-
-from .expr import Builder, Program
+from agentkit.errors import GrammarError, InvalidGrammar, NotYetSupported, UnsatisfiableSchema
+from agentkit.grammars.expr import Builder, Program
 
 if TYPE_CHECKING:
-    from .matcher import Matcher
-    from .report import Report
-    from .vocabulary import Vocabulary
+    from agentkit.grammars.matcher import Matcher
+    from agentkit.grammars.report import Report
+    from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["Grammar"]
 
@@ -43,7 +42,7 @@ class Grammar:
             whitespace: "compact": none; "flexible": between tokens at most one line break and 40 blanks.
             key_order: "declared": keys in the order of `properties`; "any": every order.
         """
-        from .frontends.json_schema import compile_schema
+        from agentkit.grammars.frontends.json_schema import compile_schema
 
         compiled = compile_schema(schema, whitespace=whitespace, key_order=key_order)
         return cls(compiled.program, compiled.report)
@@ -51,22 +50,32 @@ class Grammar:
     @classmethod
     def from_pydantic(cls, model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True, **options: Any) -> Grammar:
         """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts. Options as in `from_json_schema`."""
-        from .frontends.pydantic import json_schema_of
+        from agentkit.grammars.frontends.pydantic import json_schema_of
 
         return cls.from_json_schema(json_schema_of(model, mode=mode, by_alias=by_alias), **options)
 
     @classmethod
     def from_regex(cls, pattern: str, *, flags: int | re.RegexFlag = 0) -> Grammar:
         """Texts that a regular expression (Python's `re` syntax) matches as a whole."""
-        from .frontends.regex import regex_node
+        from agentkit.grammars.frontends.regex import regex_node
 
         builder = Builder()
         return cls._checked(builder, regex_node(builder, pattern, flags=flags), f"the pattern {pattern!r}")
 
     @classmethod
+    def from_lark(cls, text: str, *, start: str = "start") -> Grammar:
+        """Not part of this version: raises NotYetSupported."""
+        raise NotYetSupported("Grammar.from_lark is not part of this version yet; use from_json_schema, from_regex or from_choices")
+
+    @classmethod
+    def from_gbnf(cls, text: str, *, root: str = "root") -> Grammar:
+        """Not part of this version: raises NotYetSupported."""
+        raise NotYetSupported("Grammar.from_gbnf is not part of this version yet; use from_json_schema, from_regex or from_choices")
+
+    @classmethod
     def from_choices(cls, choices: Iterable[str]) -> Grammar:
         """Exactly one of the given texts."""
-        texts = list(choices)
+        texts: list[Any] = list(choices)
         if not texts:
             raise InvalidGrammar("choices is empty; give at least one text")
         wrong = next((c for c in texts if not isinstance(c, str)), None)
@@ -94,7 +103,7 @@ class Grammar:
             output_schema: the final answer is JSON of this schema instead of free text.
             format: how calls are written; "hermes" is `<tool_call>` JSON as in Qwen and Hermes models.
         """
-        from .frontends.turns import turn_grammar
+        from agentkit.grammars.frontends.turns import turn_grammar
 
         program, report = turn_grammar(tools, choice, parallel=parallel, output_schema=output_schema, format=format)
         return cls(program, report)
@@ -107,7 +116,7 @@ class Grammar:
 
     def report(self) -> Report:
         """What was enforced, keyword by keyword (empty for grammars without keywords)."""
-        from .report import Report
+        from agentkit.grammars.report import Report
 
         return self._report if self._report is not None else Report()
 
@@ -117,8 +126,8 @@ class Grammar:
         Raises:
             UnsatisfiableSchema: nothing matches with the bytes that occur in this vocabulary's tokens.
         """
-        from .matcher import Matcher
-        from .vocabulary import Vocabulary
+        from agentkit.grammars.matcher import Matcher
+        from agentkit.grammars.vocabulary import Vocabulary
 
         if not isinstance(vocabulary, Vocabulary):
             raise GrammarError(f"matcher() needs an agentkit.grammars.Vocabulary, not {type(vocabulary).__name__}; see Vocabulary.from_tokenizer")

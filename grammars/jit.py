@@ -1,7 +1,7 @@
-"""How the grammar kernels are compiled: one decorator, and one cache folder keyed by all kernel sources.
+"""How the grammar kernels are compiled: three decorators, and one cache folder keyed by all kernel sources.
 
 numba caches a function by the time stamp of its own file and does not see that a function it calls has changed in
-another one. So the cache folder's name holds a digest over every kernel source, the package version, numba's and
+another one. So the cache folder's name holds a digest over every kernel source, numba's version and
 Python's: a change anywhere starts a fresh folder and nothing stale is ever loaded. The kernels are serial, release
 the GIL, and keep all their state in the arrays that are passed to them.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import numba
 from numba import njit, types
 
+ENTRY_POINTS = 12  # kernels that Python calls; each leaves one index file in the cache folder
 CORE = Path(__file__).parent / "core"
 
 
@@ -51,6 +52,11 @@ def _cache_folder() -> Iterator[None]:
 _FOLDER = cache_root() / f"grammars-{source_digest(CORE)}"
 
 
+def kernels_cached() -> bool:
+    """Have the kernels of these sources been compiled on this machine before?"""
+    return len(list(_FOLDER.rglob("*.nbi"))) >= ENTRY_POINTS
+
+
 def _one_signature(function: Any) -> Any:
     """Have calls from compiled code pass every integer as int64, so that each function is compiled once.
 
@@ -61,7 +67,7 @@ def _one_signature(function: Any) -> Any:
     resolve = function.get_call_template
 
     def get_call_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        plain = (types.unliteral(a) for a in args)
+        plain = (types.unliteral(a) for a in args)  # type: ignore[no-untyped-call]
         return resolve(tuple(types.int64 if isinstance(a, types.Integer) else a for a in plain), kws)
 
     function.get_call_template = get_call_template
@@ -76,7 +82,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only kernels call: compiled into them, without a wrapper for Python and without a cache entry."""
-    return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore[no-any-return]
+    return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

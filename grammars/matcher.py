@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentkit.errors import GrammarViolation, NoTokenPath
-
-from .core import layout
-from .forced import canonical_tokens
+from agentkit.grammars.core import layout
+from agentkit.grammars.forced import canonical_tokens
 
 if TYPE_CHECKING:
-    from .arena import Arena
-    from .grammar import Grammar
-    from .vocabulary import Vocabulary
+    from agentkit.grammars.arena import Arena
+    from agentkit.grammars.grammar import Grammar
+    from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["Matcher", "fill_masks"]
 

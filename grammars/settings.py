@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .vocabulary import Vocabulary
+    from agentkit.grammars.vocabulary import Vocabulary
 
 
 class Settings:

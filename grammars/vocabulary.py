@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from agentkit.errors import GrammarError
-
-from .arena import Arena
-from .core import kernels, layout
-from .settings import settings
+from agentkit.grammars.arena import Arena
+from agentkit.grammars.core import kernels, layout
+from agentkit.grammars.settings import settings
 
 __all__ = ["Vocabulary"]
 
@@ -70,7 +69,7 @@ class Vocabulary:
 
         Without `stop_token_ids`, those of a transformers tokenizer (its eos token) are taken.
         """
-        from .token_bytes import load_tokenizer, token_bytes
+        from agentkit.grammars.token_bytes import load_tokenizer, token_bytes
 
         if not stop_token_ids and getattr(tokenizer, "eos_token_id", None) is not None and not isinstance(tokenizer, str | os.PathLike):
             stop_token_ids = [tokenizer.eos_token_id]

@@ -8,8 +8,7 @@ sequence: the parse stack.
 
 from __future__ import annotations
 
-from ..jit import inlined, inner
-from .layout import (
+from agentkit.grammars.core.layout import (
     A_ALT,
     A_AND,
     A_CALL,
@@ -71,7 +70,7 @@ from .layout import (
     TOO_MANY_STATES,
     WIDE,
 )
-from .nodes import (
+from agentkit.grammars.core.nodes import (
     bit,
     cons,
     flags_of,
@@ -93,7 +92,7 @@ from .nodes import (
     scratch_set,
     top_of,
 )
-from .objects import (
+from agentkit.grammars.core.objects import (
     any_key,
     can_close_extrakey,
     close_extrakey,
@@ -108,6 +107,7 @@ from .objects import (
     mk_object,
     trie_child,
 )
+from agentkit.grammars.jit import inlined, inner
 
 
 @inner

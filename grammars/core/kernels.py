@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inner, kernel
-from .derive import first_bytes, memo_store, step
-from .layout import (
+from agentkit.grammars.core.derive import first_bytes, memo_store, step
+from agentkit.grammars.core.layout import (
     EMPTY,
     H_BANK_USED,
     H_HASH,
@@ -34,8 +33,9 @@ from .layout import (
     V_SPECIALS,
     V_START,
 )
-from .masks import bank_slot
-from .nodes import fixed_hash, list_hash, nullable, push, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.masks import bank_slot
+from agentkit.grammars.core.nodes import fixed_hash, list_hash, nullable, push, reg, scratch, top_of, voc_at
+from agentkit.grammars.jit import inner, kernel
 
 
 @kernel

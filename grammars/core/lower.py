@@ -7,10 +7,8 @@ so that no state that is ever entered is a dead end.
 
 from __future__ import annotations
 
-from ..expr import OP_ALT, OP_AND, OP_CALL, OP_CLASS, OP_EPSILON, OP_LITERAL, OP_MEMBERS, OP_NOT, OP_REPEAT, OP_SEQ, OP_SPECIAL, OP_TRIE
-from ..jit import inner, kernel
-from .derive import alive
-from .layout import (
+from agentkit.grammars.core.derive import alive
+from agentkit.grammars.core.layout import (
     A_BYTES,
     A_CALL,
     A_KEYSET,
@@ -51,7 +49,7 @@ from .layout import (
     T_TEXT,
     V_ALPHABET,
 )
-from .nodes import (
+from agentkit.grammars.core.nodes import (
     bit,
     cons,
     cons_list,
@@ -74,8 +72,10 @@ from .nodes import (
     top_of,
     voc_at,
 )
-from .objects import mk_object
-from .search import need
+from agentkit.grammars.core.objects import mk_object
+from agentkit.grammars.core.search import need
+from agentkit.grammars.expr import OP_ALT, OP_AND, OP_CALL, OP_CLASS, OP_EPSILON, OP_LITERAL, OP_MEMBERS, OP_NOT, OP_REPEAT, OP_SEQ, OP_SPECIAL, OP_TRIE
+from agentkit.grammars.jit import inner, kernel
 
 
 @inner
@@ -410,7 +410,11 @@ def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, 
 
 @kernel
 def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records, rule_empty, is_null):
-    """Node of the program's root. All arrays but mem and voc are int64. Work arrays: lowered, is_null [nodes]; records, rule_empty [rules]; specials: symbol of each of its special tokens."""
+    """Node of the program's root.
+
+    All arrays but mem and voc are int64. specials: symbol of each of the program's special tokens.
+    Work arrays: lowered, is_null [nodes]; records, rule_empty [rules].
+    """
     find_nullable(code, starts, rules, is_null)
     for r in range(rules.shape[0]):
         rule_empty[r] = 0

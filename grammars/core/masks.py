@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inner, kernel
-from .derive import step
-from .layout import (
+from agentkit.grammars.core.derive import step
+from agentkit.grammars.core.layout import (
     A_ALT,
     A_EXTRAKEY,
     A_REPEAT,
@@ -45,10 +44,11 @@ from .layout import (
     V_STOPS,
     WIDE,
 )
-from .nodes import flags_of, get, mix, mk_alt, mk_path, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
-from .objects import can_close_extrakey, close_extrakey, find_path, may_collide, trie_child
-from .runs import NOT_A_RUN, R_COUNTS, R_DATA, R_EXITS, add_inside, add_run, add_tokens, run_record, walk, walk_all
-from .search import fits
+from agentkit.grammars.core.nodes import flags_of, get, mix, mk_alt, mk_path, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, trie_child
+from agentkit.grammars.core.runs import NOT_A_RUN, R_COUNTS, R_DATA, R_EXITS, add_inside, add_run, add_tokens, run_record, walk, walk_all
+from agentkit.grammars.core.search import fits
+from agentkit.grammars.jit import inner, kernel
 
 
 @inner

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inner
-from .layout import (
+from agentkit.grammars.core.layout import (
     A_ALT,
     A_AND,
     A_BYTES,
@@ -49,6 +48,7 @@ from .layout import (
     STRIDE,
     WIDE,
 )
+from agentkit.grammars.jit import inner
 
 
 @inner

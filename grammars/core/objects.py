@@ -10,8 +10,7 @@ KEYSET record, declared order: [next field, count, used undeclared paths...]
 
 from __future__ import annotations
 
-from ..jit import inner
-from .layout import (
+from agentkit.grammars.core.layout import (
     A_EXTRAKEY,
     A_KEY,
     A_KEYSET,
@@ -55,7 +54,8 @@ from .layout import (
     T_TEXT,
     WIDE,
 )
-from .nodes import bit, cons6, cons_list, fixed_hash, flags_of, get, mk_seq, pool, push, reg, scratch, scratch_set, sort_scratch, top_of
+from agentkit.grammars.core.nodes import bit, cons6, cons_list, fixed_hash, flags_of, get, mk_seq, pool, push, reg, scratch, scratch_set, sort_scratch, top_of
+from agentkit.grammars.jit import inner
 
 
 @inner

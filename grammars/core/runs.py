@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inner
-from .derive import first_bytes, step
-from .layout import (
+from agentkit.grammars.core.derive import first_bytes, step
+from agentkit.grammars.core.layout import (
     EMPTY,
     EPSILON,
     FULL_BANK,
@@ -35,7 +34,8 @@ from .layout import (
     V_SKIP,
     V_TOKENS,
 )
-from .nodes import get, nullable, pool, pool_set, pool_take, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.nodes import get, nullable, pool, pool_set, pool_take, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.jit import inner
 
 # a run record in the pool: next record, byte that follows the run (256: nothing), distinct character counts, exits,
 # then (count, bank row) per distinct count ascending, then (trie node, count) per exit

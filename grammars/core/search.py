@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import inlined, inner, kernel
-from .derive import derive, first_bytes, step
-from .layout import (
+from agentkit.grammars.core.derive import derive, first_bytes, step
+from agentkit.grammars.core.layout import (
     A_ALT,
     A_AND,
     A_CALL,
@@ -70,8 +69,9 @@ from .layout import (
     V_SPECIAL_COUNT,
     V_SPECIALS,
 )
-from .nodes import get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
-from .objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide
+from agentkit.grammars.core.nodes import get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
+from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide
+from agentkit.grammars.jit import inlined, inner, kernel
 
 MAX_WITNESS = 1 << 16  # bytes; a shortest completion longer than this counts as impossible
 

@@ -112,7 +112,8 @@ def _most_calls(parallel: bool | int) -> int | None:
     """How many calls a turn may hold; None: any number."""
     if isinstance(parallel, bool):
         return None if parallel else 1
-    if not isinstance(parallel, int) or parallel < 1:
+    number: Any = parallel
+    if not isinstance(number, int) or number < 1:
         raise InvalidGrammar(f"parallel is {parallel!r}; it must be False (one call), True (any number) or a number from 1 up")
     return parallel
 

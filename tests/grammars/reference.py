@@ -213,7 +213,7 @@ class Reference:
         return ("members", members[1], members[2] | {key}, members[3] + 1, ())
 
     def _members_nonempty(self, m: tuple, rules: tuple[bool, ...]) -> bool:
-        spec, more, order, lo, hi, colon, comma, close, _ = m[1]
+        spec, _more, order, lo, hi, colon, comma, close, _ = m[1]
         if not all(self._nonempty(s, rules) for s in (colon, comma, close)):
             return False
         wanted = [(k, v) for k, v, required in spec if required and k not in m[2]]

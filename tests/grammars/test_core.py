@@ -11,9 +11,8 @@ import pytest
 from agentkit.errors import GrammarViolation, UnsatisfiableSchema
 from agentkit.grammars import Grammar, Matcher, Vocabulary
 from agentkit.grammars.expr import Builder, Program
-
-from .random_programs import random_program, random_text
-from .reference import Reference, accepts, prefix_ok
+from tests.grammars.random_programs import random_program, random_text
+from tests.grammars.reference import Reference, accepts, prefix_ok
 
 SINGLE = [bytes([b]) for b in b'abcx(){}":,1289 ']
 MORE = [bytes(p) for p in itertools.product(b"abc", repeat=2)]

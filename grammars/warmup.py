@@ -1,0 +1,38 @@
+"""Compile the grammar kernels ahead of their first use, and say whether that has been done.
+
+numba compiles a kernel when it first runs and keeps it in the cache folder (see jit.py). So this runs each of them once,
+on a vocabulary of single bytes. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentkit.grammars.grammar import Grammar
+from agentkit.grammars.jit import kernels_cached
+from agentkit.grammars.vocabulary import Vocabulary
+
+__all__ = ["compile_kernels", "kernels_cached"]
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "text": {"type": "string"}, "inner": {"$ref": "#"}},
+    "required": ["kind"],
+    "additionalProperties": {"type": "integer"},
+}
+_TEXT = b'{"kind":"b","text":"a\\n","other":1}'
+
+
+def compile_kernels() -> None:
+    """Run every kernel once; quick if they are in the cache folder already, else about a minute on one core."""
+    vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), None], stop_token_ids=[256])
+    matcher = Grammar.from_json_schema(_SCHEMA, key_order="any").matcher(vocabulary)
+    for byte in _TEXT:
+        matcher.mask()
+        matcher.forced_bytes()
+        matcher.accept(byte)
+    matcher.rollback(len(_TEXT))
+    matcher.fits(_TEXT[0], matcher.completion_tokens())
+    matcher.guarded_mask(matcher.completion_tokens())
+    matcher.accept_bytes(_TEXT)
+    vocabulary.arena.exercise()
