@@ -85,6 +85,7 @@ def many_tools() -> list[dict[str, Any]]:
     return tools
 
 
+@pytest.mark.usefixtures("warm")
 def test_names_that_begin_alike_are_told_apart() -> None:
     """Case srv-many-tools: t2, t20 and t200 among 300 tools; each name leads to a call, no other does."""
     start = time.thread_time()
