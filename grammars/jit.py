@@ -82,7 +82,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only kernels call: compiled into them, without a wrapper for Python and without a cache entry."""
-    return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore
+    return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore[call-overload, no-any-return]
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ from agentkit.grammars.core.layout import (
     CHECK,
     DEAD,
     EMPTY,
+    ENDLESS,
     EPSILON,
     EXTRA_SIZE,
     FIRST,
@@ -98,7 +99,6 @@ from agentkit.grammars.core.objects import (
     close_extrakey,
     close_key,
     extras_allowed,
-    is_unbounded,
     key_below,
     may_close,
     may_collide,
@@ -329,7 +329,7 @@ def alive(mem, node):
 
 
 @inlined
-def _name_left(mem, obj, keys, trie, rest, path):
+def name_left(mem, obj, keys, trie, rest, path):
     """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Breadth-first, only as far as names collide."""
     base = top_of(mem)
     push(mem, trie)
@@ -377,8 +377,8 @@ def prune(mem, node):
         rest = prune(mem, get(mem, node, N_D))
         if rest == EMPTY:
             result = EMPTY
-        elif not is_unbounded(mem, rest):
-            if not _name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
+        elif flags_of(mem, rest) & ENDLESS == 0:
+            if not name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
                 result = EMPTY
     elif (op == A_AND or op == A_NOT) and not alive(mem, node):
         result = EMPTY

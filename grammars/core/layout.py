@@ -42,9 +42,10 @@ OK, FULL_NODES, FULL_MEMO, FULL_ROWS, FULL_SCRATCH, FULL_POOL, FULL_BANK, TOO_DE
 STRIDE = 16
 N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PARENT = range(16)
 
-NULLABLE, CHECK, WIDE, ALIVE, DEAD = 1, 2, 4, 8, 16
+NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS = 1, 2, 4, 8, 16, 32
 """Flags: matches the empty text | an intersection or complement is being read: check that it can still end well |
-many bytes may follow (worth a dense transition row) | known to be able to end | known not to."""
+many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
+certain to have infinitely many texts."""
 
 EMPTY, EPSILON, ALL = 0, 1, 2  # nodes that are always there; ALL: every byte string
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import step
+from agentkit.grammars.core.derive import name_left, step
 from agentkit.grammars.core.layout import (
     A_ALT,
     A_EXTRAKEY,
     A_REPEAT,
     A_SEQ,
     EMPTY,
+    ENDLESS,
     EPSILON,
     FULL_BANK,
     H_BANK_USED,
@@ -52,88 +53,99 @@ from agentkit.grammars.jit import inner, kernel
 
 
 @inner
-def _extend_path(mem, voc, node, path, make):
-    """The undeclared key `path` + the token bytes above trie node `node`; with make false only if it exists, else -1."""
+def _close_extrakey_tokens(mem, voc, row, extra, node, trie, path, after):
+    """Tokens that close the undeclared key `extra` with the quote at trie node `node`; `path` is the whole name, -1: one not written yet.
+
+    `after` follows the whole object.
+    """
+    obj, keys, family = get(mem, extra, N_A), get(mem, extra, N_B), get(mem, extra, N_F)
+    if not can_close_extrakey(mem, obj, keys, trie, EPSILON, path):
+        return
+    add_tokens(voc, row, node)
+    end = voc_at(voc, V_SKIP, node)
+    if end > node + 1:
+        path = _make_path(mem, voc, node, get(mem, extra, N_E))
+        if reg(mem, H_STATUS) == 0:
+            walk(mem, voc, row, node + 1, end, voc_at(voc, V_DEPTH, node) + 1, mk_seq(mem, close_extrakey(mem, obj, keys, path, family), after))
+
+
+@inner
+def _make_path(mem, voc, node, path):
+    """The undeclared key `path` + the token bytes above trie node `node`."""
     base = top_of(mem)
     at = voc_at(voc, V_PARENT, node)
     while at >= 0:
         push(mem, voc_at(voc, V_BYTE, at))
         at = voc_at(voc, V_PARENT, at)
     for k in range(top_of(mem) - 1, base - 1, -1):
-        path = mk_path(mem, path, scratch(mem, k)) if make else find_path(mem, path, scratch(mem, k))
-        if path < 0 or reg(mem, H_STATUS):
-            break
+        path = mk_path(mem, path, scratch(mem, k))
     mem[H_SCRATCH_TOP] = base
     return path
 
 
 @inner
-def _extend_trie(mem, voc, node, trie):
-    """The trie position of a declared name after the token bytes above `node`, 0 if it has left the trie."""
+def _key_position(mem, voc, node, extra):
+    """Where the token bytes above trie node `node` lead from inside the key `extra`: (trie position or 0, name if it exists or -1)."""
     base = top_of(mem)
     at = voc_at(voc, V_PARENT, node)
     while at >= 0:
         push(mem, voc_at(voc, V_BYTE, at))
         at = voc_at(voc, V_PARENT, at)
-    k = top_of(mem) - 1
-    while k >= base and trie:
-        trie = trie_child(mem, trie, scratch(mem, k))
-        k -= 1
+    trie, path = get(mem, extra, N_C), get(mem, extra, N_E)
+    for k in range(top_of(mem) - 1, base - 1, -1):
+        trie = trie_child(mem, trie, scratch(mem, k)) if trie else 0
+        path = find_path(mem, path, scratch(mem, k)) if path >= 0 else -1
     mem[H_SCRATCH_TOP] = base
-    return trie
+    return trie, path
 
 
 @inner
-def _close_extrakey_tokens(mem, voc, row, extra, node, rest, after):
-    """Tokens that close the undeclared key `extra` at trie node `node` (a quote), `rest` being left of the key's language
-    before it; `after` follows the whole object."""
-    obj, keys, family = get(mem, extra, N_A), get(mem, extra, N_B), get(mem, extra, N_F)
-    trie = _extend_trie(mem, voc, node, get(mem, extra, N_C))
-    path = _extend_path(mem, voc, node, get(mem, extra, N_E), False)
-    if not can_close_extrakey(mem, obj, keys, trie, rest, path):
-        return
-    add_tokens(voc, row, node)
-    end = voc_at(voc, V_SKIP, node)
-    if end > node + 1:
-        path = _extend_path(mem, voc, node, get(mem, extra, N_E), True)
-        if reg(mem, H_STATUS) == 0:
-            walk(mem, voc, row, node + 1, end, voc_at(voc, V_DEPTH, node) + 1, mk_seq(mem, close_extrakey(mem, obj, keys, path, family), after))
+def _add_extrakey_run(mem, voc, rows, row, extra, after):
+    """As `_add_extrakey` for a key that is a run of characters. False if it has to be walked."""
+    obj, keys, rest = get(mem, extra, N_A), get(mem, extra, N_B), get(mem, extra, N_D)
+    if get(mem, rest, N_OP) != A_REPEAT:
+        return False
+    lo, hi = get(mem, rest, N_B), get(mem, rest, N_C)
+    if hi >= 0 and may_collide(mem, obj, keys, get(mem, extra, N_C), get(mem, extra, N_E)):
+        return False
+    record = run_record(mem, voc, rows, get(mem, rest, N_A), 34)
+    if record < 0 or pool(mem, record + R_COUNTS) == NOT_A_RUN:
+        return record < 0
+    add_inside(mem, rows, row, record, hi)
+    at = record + R_DATA + 2 * pool(mem, record + R_COUNTS)
+    for k in range(pool(mem, record + R_EXITS)):
+        items = pool(mem, at + 2 * k + 1)
+        if items >= lo and (hi < 0 or items <= hi):
+            node = pool(mem, at + 2 * k)
+            trie, path = _key_position(mem, voc, node, extra)
+            _close_extrakey_tokens(mem, voc, row, extra, node, trie, path, after)
+    return True
 
 
 @inner
 def _add_extrakey(mem, voc, rows, row, extra, after):
     """Tokens from inside an undeclared key; its written characters are not walked into states of their own."""
-    rest = get(mem, extra, N_D)
-    endless = get(mem, rest, N_OP) == A_REPEAT and get(mem, rest, N_C) < 0
-    if not endless and may_collide(mem, get(mem, extra, N_A), get(mem, extra, N_B), get(mem, extra, N_C), get(mem, extra, N_E)):
-        walk_all(mem, voc, row, mk_seq(mem, extra, after))
+    if _add_extrakey_run(mem, voc, rows, row, extra, after):
         return
-    if get(mem, rest, N_OP) == A_REPEAT:
-        record = run_record(mem, voc, rows, get(mem, rest, N_A), 34)
-        if record < 0:
-            return
-        if pool(mem, record + R_COUNTS) != NOT_A_RUN:
-            lo, hi = get(mem, rest, N_B), get(mem, rest, N_C)
-            add_inside(mem, rows, row, record, hi)
-            at = record + R_DATA + 2 * pool(mem, record + R_COUNTS)
-            for k in range(pool(mem, record + R_EXITS)):
-                items = pool(mem, at + 2 * k + 1)
-                if items >= lo and (hi < 0 or items <= hi):
-                    _close_extrakey_tokens(mem, voc, row, extra, pool(mem, at + 2 * k), EPSILON, after)
-            return
-    states = np.empty(reg(voc, V_MAX_DEPTH) + 2, np.int32)
-    states[0] = rest
+    obj, keys = get(mem, extra, N_A), get(mem, extra, N_B)
+    depth_cap = reg(voc, V_MAX_DEPTH) + 2
+    states, tries, paths = np.empty(depth_cap, np.int64), np.zeros(depth_cap, np.int64), np.full(depth_cap, -1, np.int64)
+    states[0], tries[0], paths[0] = get(mem, extra, N_D), get(mem, extra, N_C), get(mem, extra, N_E)
     i = 0
     while i < reg(voc, V_NODES) and reg(mem, H_STATUS) == 0:
         d, byte = voc_at(voc, V_DEPTH, i), voc_at(voc, V_BYTE, i)
-        if byte == 34 and nullable(mem, np.int64(states[d])):
-            _close_extrakey_tokens(mem, voc, row, extra, i, np.int64(states[d]), after)
-        following = step(mem, np.int64(states[d]), byte)
+        if byte == 34 and nullable(mem, states[d]):
+            _close_extrakey_tokens(mem, voc, row, extra, i, tries[d], paths[d], after)
+        following = step(mem, states[d], byte)
         if following == EMPTY:
             i = voc_at(voc, V_SKIP, i)
             continue
-        states[d + 1] = following
-        add_tokens(voc, row, i)
+        trie = trie_child(mem, tries[d], byte) if tries[d] else 0
+        path = find_path(mem, paths[d], byte) if paths[d] >= 0 else -1
+        states[d + 1], tries[d + 1], paths[d + 1] = following, trie, path
+        free = flags_of(mem, following) & ENDLESS or not may_collide(mem, obj, keys, trie, path)
+        if free or name_left(mem, obj, keys, trie, following, _make_path(mem, voc, i, get(mem, extra, N_E)) if path < 0 else path):
+            add_tokens(voc, row, i)
         i += 1
 
 

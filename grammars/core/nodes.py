@@ -23,6 +23,7 @@ from agentkit.grammars.core.layout import (
     ALL,
     CHECK,
     EMPTY,
+    ENDLESS,
     EPSILON,
     FULL_NODES,
     FULL_POOL,
@@ -263,7 +264,7 @@ def _mk_seq2(mem, first, rest):
             if rest == EPSILON:
                 return first
     f, r = flags_of(mem, first), flags_of(mem, rest)
-    flags = (f & r & NULLABLE) | (f & (CHECK | WIDE))
+    flags = (f & r & NULLABLE) | (f & (CHECK | WIDE)) | ((f | r) & ENDLESS)
     if f & NULLABLE:
         flags |= r & (CHECK | WIDE)
     return cons(mem, A_SEQ, first, rest, 0, flags)
@@ -304,7 +305,7 @@ def mk_repeat(mem, child, lo, hi):
         return child
     if lo == 0 and hi < 0 and get(mem, child, N_OP) == A_CLASS and get(mem, child, N_B) == 256:
         return ALL
-    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (f & WIDE))
+    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & WIDE))
 
 
 @inner
@@ -446,7 +447,7 @@ def mk_alt(mem, start):
             break
     flags = 0
     for i in range(count):
-        flags |= flags_of(mem, scratch(mem, start + i)) & (NULLABLE | CHECK | WIDE)
+        flags |= flags_of(mem, scratch(mem, start + i)) & (NULLABLE | CHECK | WIDE | ENDLESS)
     node = cons_list(mem, A_ALT, start, count, flags)
     mem[H_SCRATCH_TOP] = start
     return node
@@ -462,7 +463,7 @@ def mk_and(mem, start):
     flags = NULLABLE
     for i in range(count):
         x = scratch(mem, start + i)
-        flags &= flags_of(mem, x)
+        flags &= flags_of(mem, x)  # only NULLABLE is left
         if get(mem, x, N_OP) == A_NOT:
             for k in range(count):
                 if scratch(mem, start + k) == get(mem, x, N_A):

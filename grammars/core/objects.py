@@ -16,11 +16,10 @@ from agentkit.grammars.core.layout import (
     A_KEYSET,
     A_OBJECT,
     A_PATH,
-    A_REPEAT,
-    A_SEQ,
     AFTER,
     CHECK,
     EMPTY,
+    ENDLESS,
     EXTRA_SIZE,
     FIELD_SIZE,
     H_HASH,
@@ -29,8 +28,6 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     N_A,
     N_B,
-    N_C,
-    N_OP,
     NULLABLE,
     O_COLON,
     O_DFS,
@@ -237,7 +234,7 @@ def mk_extrakey(mem, obj, keys, trie, rest, path, family):
     if rest == EMPTY:
         return EMPTY
     flags = flags_of(mem, rest) & (CHECK | WIDE)
-    if not is_unbounded(mem, rest) and may_collide(mem, obj, keys, trie, path):
+    if flags_of(mem, rest) & ENDLESS == 0 and may_collide(mem, obj, keys, trie, path):
         flags |= CHECK  # are all the names that it could still become taken?
     return cons6(mem, A_EXTRAKEY, obj, keys, trie, rest, path, family, flags)
 
@@ -290,16 +287,10 @@ def may_collide(mem, obj, keys, trie, path):
     """Could the undeclared key begun as `path` still become a declared or a used name?"""
     if trie and pool(mem, trie + T_LO) < pool(mem, trie + T_HI):
         return True
+    if path < 0:
+        return False
     record = get(mem, keys, N_A)
     for k in range(words_of(mem, obj) + 1, get(mem, keys, N_B)):
         if _leads_to(mem, path, pool(mem, record + k)):
             return True
     return False
-
-
-@inner
-def is_unbounded(mem, node):
-    """Does the language of a key go on for ever from here (so that some name is always left)?"""
-    if get(mem, node, N_OP) == A_SEQ:
-        node = get(mem, node, N_B)
-    return get(mem, node, N_OP) == A_REPEAT and get(mem, node, N_C) < 0
