@@ -67,7 +67,7 @@ class Arena:
         self._mem[self._mem[layout.H_NODES] + layout.ALL * layout.STRIDE + layout.N_OP] = layout.A_NOT
         self._mem[layout.H_NODE_COUNT] = 3
         self._mem[layout.H_POOL_COUNT] = 1
-        self._roots: dict[bytes, int] = {}
+        self._roots: dict[tuple[bytes, bool], int] = {}
         self._new_bank()
 
     def _new_bank(self) -> None:
@@ -93,17 +93,22 @@ class Arena:
         """Rows of the bank in use."""
         return int(self._mem[layout.H_BANK_USED])
 
-    def root(self, program: Program) -> int:
-        """The state in which a program begins (0 if nothing matches it)."""
+    def root(self, program: Program, *, every_byte: bool = False) -> int:
+        """The state in which a program begins (0 if nothing matches it).
+
+        Without `every_byte` the language is cut down to what the bytes that occur in some token can spell, so that no
+        state is a dead end; with it bytes that no token has may still be fed to a matcher.
+        """
         with self.lock:
-            node = self._roots.get(program.digest)
+            node = self._roots.get((program.digest, every_byte))
             if node is None:
                 specials = np.array([self.vocabulary.special_symbol(name) for name in program.specials], np.int64)
                 count, rules = len(program.starts), len(program.rules)
                 work = [np.zeros(n, np.int64) for n in (count, rules, rules, count)]
                 parts = [part.astype(np.int64) for part in (program.code, program.starts, program.blob, program.rules)]
-                node = self._run(lower, self._voc, *parts, program.root, specials, *work)
-                self._roots[program.digest] = node
+                voc = self.vocabulary.array_of_every_byte if every_byte else self._voc
+                node = self._run(lower, voc, *parts, program.root, specials, *work)
+                self._roots[program.digest, every_byte] = node
             return node
 
     def advance_token(self, state: int, token: int) -> int:

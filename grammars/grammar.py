@@ -124,7 +124,7 @@ class Grammar:
         """A matcher at the beginning of a text.
 
         Raises:
-            UnsatisfiableSchema: nothing matches with the bytes that occur in this vocabulary's tokens.
+            UnsatisfiableSchema: nothing matches.
         """
         from agentkit.grammars.matcher import Matcher
         from agentkit.grammars.vocabulary import Vocabulary
@@ -132,7 +132,7 @@ class Grammar:
         if not isinstance(vocabulary, Vocabulary):
             raise GrammarError(f"matcher() needs an agentkit.grammars.Vocabulary, not {type(vocabulary).__name__}; see Vocabulary.from_tokenizer")
         arena = vocabulary.arena
-        root = arena.root(self.program)
+        root = arena.root(self.program) or arena.root(self.program, every_byte=True)
         if root == 0:
-            raise UnsatisfiableSchema("#", "no text matches that can be spelled with this vocabulary's tokens")
+            raise UnsatisfiableSchema("#", "the grammar matches no text (or needs a special token that this vocabulary does not have)")
         return Matcher(self, vocabulary, arena, root)

@@ -26,7 +26,7 @@ __all__ = ["Matcher", "fill_masks"]
 class Matcher:
     """Position in a text; made by `Grammar.matcher(vocabulary)`. Belongs to one thread at a time."""
 
-    __slots__ = ("_arena", "_finished", "_history", "_state", "grammar", "vocabulary")
+    __slots__ = ("_arena", "_finished", "_history", "_state", "_units", "grammar", "vocabulary")
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary, arena: Arena, state: int) -> None:
         self.grammar = grammar
@@ -35,6 +35,7 @@ class Matcher:
         self._state = state
         self._finished = False
         self._history: list[int] = []  # states; a finished matcher's last one is the state it stopped in
+        self._units: list[int | bytes] = []  # what was accepted, one per entry of the history
 
     @property
     def is_accepting(self) -> bool:
@@ -119,6 +120,7 @@ class Matcher:
         following = self._arena.advance_token(self._state, token_id) if 0 <= token_id < self.vocabulary.width else layout.EMPTY
         if following:
             self._history.append(self._state)
+            self._units.append(token_id)
             self._state = following
         else:
             self._stop(token_id)
@@ -131,6 +133,7 @@ class Matcher:
         if not self.is_accepting:
             raise GrammarViolation(f"stop token {token_id} is not allowed here: the text is not complete")
         self._history.append(self._state)
+        self._units.append(token_id)
         self._finished = True
 
     def accept_bytes(self, data: bytes) -> None:
@@ -141,11 +144,23 @@ class Matcher:
         """
         if self._finished:
             return
-        following = self._arena.advance_bytes(self._state, data)
+        following = self._arena.advance_bytes(self._state, data) or self._advance_any_bytes(data)
         if following == layout.EMPTY:
             raise GrammarViolation(f"the text {data[:80]!r}{'...' if len(data) > 80 else ''} is not allowed here")
         self._history.append(self._state)
+        self._units.append(data)
         self._state = following
+
+    def _advance_any_bytes(self, data: bytes) -> int:
+        """State after `data` where it holds bytes that no token has: the text so far, read again by the language of all bytes."""
+        if self.vocabulary.alphabet.issuperset(data):
+            return layout.EMPTY
+        state = self._arena.root(self.grammar.program, every_byte=True)
+        for unit in (*self._units, data):
+            if state == layout.EMPTY:
+                break
+            state = self._arena.advance_token(state, unit) if isinstance(unit, int) else self._arena.advance_bytes(state, unit)
+        return state
 
     def rollback(self, n: int = 1) -> None:
         """Undo the last `n` accepted tokens (or byte strings).
@@ -157,13 +172,13 @@ class Matcher:
             raise ValueError(f"cannot roll back {n} of {len(self._history)} accepted units")
         if n:
             self._state, self._finished = self._history[-n], False
-            del self._history[-n:]
+            del self._history[-n:], self._units[-n:]
 
     def fork(self) -> Matcher:
         """An independent matcher at the same position."""
         twin = Matcher(self.grammar, self.vocabulary, self._arena, self._state)
         twin._finished = self._finished
-        twin._history = list(self._history)
+        twin._history, twin._units = list(self._history), list(self._units)
         return twin
 
     def forced_bytes(self) -> bytes:

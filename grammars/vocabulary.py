@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,19 @@ class Vocabulary:
         header[layout.V_TOKENS], header[layout.V_WORDS] = self.width, self.words
         header[layout.V_STOP_COUNT], header[layout.V_COMPLETE] = len(self.stop_token_ids), int(len(single) == len(present))
         return np.concatenate([header, *sections.values()]).astype(np.int32)
+
+    @cached_property
+    def alphabet(self) -> frozenset[int]:
+        """The bytes that occur in some token that is text."""
+        return frozenset(b"".join(t for i, t in enumerate(self.tokens) if t and i not in self.stop_token_ids))
+
+    @property
+    def array_of_every_byte(self) -> np.ndarray:
+        """The array as if every byte occurred in some token."""
+        array = self.array.copy()
+        at = array[layout.V_ALPHABET]
+        array[at : at + 8] = -1
+        return array
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of `text` as plain text: what looks like a special token stays text. Needs a tokenizer."""
