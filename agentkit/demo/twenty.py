@@ -64,7 +64,7 @@ def load(path: Path) -> QuestionSet:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         schemas = {tool["name"]: tool["parameters"] for tool in data["tools"]}
-        tools = tuple(Tool(model_of(tool["name"], tool["parameters"], tool["description"])) for tool in data["tools"])
+        tools: tuple[Tool[..., Any], ...] = tuple(Tool(model_of(tool["name"], tool["parameters"], tool["description"])) for tool in data["tools"])
         return QuestionSet(tools, schemas, tuple(data["messages"]))
     except (KeyError, TypeError) as error:
         raise ValueError(
