@@ -50,9 +50,10 @@ class Grammar:
     @classmethod
     def from_pydantic(cls, model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True, **options: Any) -> Grammar:
         """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts. Options as in `from_json_schema`."""
-        from agentkit.grammars.frontends.pydantic import json_schema_of
+        from agentkit.grammars.frontends.pydantic import from_pydantic
 
-        return cls.from_json_schema(json_schema_of(model, mode=mode, by_alias=by_alias), **options)
+        compiled = from_pydantic(model, mode=mode, by_alias=by_alias, **options)
+        return cls(compiled.program, compiled.report)
 
     @classmethod
     def from_regex(cls, pattern: str, *, flags: int | re.RegexFlag = 0) -> Grammar:

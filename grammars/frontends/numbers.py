@@ -169,21 +169,21 @@ def _lcm(a: Fraction, b: Fraction) -> Fraction:
     return Fraction(math.lcm(a.numerator, b.numerator), math.gcd(a.denominator, b.denominator))
 
 
-def number_node(builder: Builder, facets: NumberFacets) -> Node:
-    """All texts of the numbers in the set; EMPTY exactly when the set is.
+def number_node(builder: Builder, facets: NumberFacets, *, whole: bool = False) -> Node:
+    """All texts of the numbers in the set; EMPTY exactly when the set is. whole: only texts without a fraction.
 
     Spelling: `-?int(.digits)?`, digits capped (see the constants above), `-0` where 0 is allowed, zeros after the last
     digit that counts. Sets bounded by zero alone, or not at all, and without a step also have exponents.
     Raises GrammarTooComplex when a step needs too many remainders or a bound too many digits.
     """
-    return remembered(builder, ("number", facets), lambda: _number_node(builder, facets))
+    return remembered(builder, ("number", facets, whole), lambda: _number_node(builder, facets, whole))
 
 
-def _number_node(b: Builder, facets: NumberFacets) -> Node:
+def _number_node(b: Builder, facets: NumberFacets, whole: bool) -> Node:
     grid = None if facets.is_empty() else facets._on_grid()
     if grid is None:
         return b.EMPTY
-    node = b.alt(_Magnitudes(b, grid).node, b.seq(b.literal(b"-"), _Magnitudes(b, _mirrored(grid)).node))
+    node = b.alt(_Magnitudes(b, grid, whole).node, b.seq(b.literal(b"-"), _Magnitudes(b, _mirrored(grid), whole).node))
     steps = grid.multiple_of is not None or grid.not_multiple_of
     if steps or grid.lo not in (None, 0) or grid.hi not in (None, 0) or (grid.lo is not None and grid.lo == grid.hi):
         return node
@@ -214,8 +214,9 @@ class _Magnitudes:
     A state is (digits left before the point, equal to the lower bound so far, equal to the upper bound so far, remainder).
     """
 
-    def __init__(self, builder: Builder, facets: NumberFacets) -> None:
+    def __init__(self, builder: Builder, facets: NumberFacets, whole: bool) -> None:
         self.b = b = builder
+        self.whole = whole
         zero_open = facets.lo_open and facets.lo == 0
         lo = max(facets.lo or Fraction(0), Fraction(0))
         self.hi = facets.hi
@@ -322,6 +323,8 @@ class _Magnitudes:
         """
         b = self.b
         stop = self._may_stop(done, equal_lo, equal_hi, remainder, off_grid)
+        if self.whole:
+            return b.EPSILON if stop else b.EMPTY
         fixed = (equal_hi and not self.hi_places[done:].strip("0")) or (self.step is not None and done >= self.grid)
         loose = not equal_lo and not equal_hi and ((self.free and self.step is None) or off_grid)
         if fixed or loose:

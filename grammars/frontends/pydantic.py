@@ -104,7 +104,8 @@ def from_pydantic(
 
     Raises InvalidGrammar when Pydantic has no JSON Schema for the type, and what `compile_schema` raises.
     """
-    return compile_schema(json_schema_of(model, mode=mode, by_alias=by_alias), whitespace=whitespace, key_order=key_order, builder=builder)
+    schema = json_schema_of(model, mode=mode, by_alias=by_alias)
+    return compile_schema(schema, whitespace=whitespace, key_order=key_order, plain_integers=True, builder=builder)
 
 
 def _name(model: Any) -> str:

@@ -166,7 +166,7 @@ def _object_schema(schema: Any) -> Any:
 
 
 def _schema(builder: Builder, schema: Any, report: Report, prefix: str) -> Node:
-    node, of_schema = schema_node(builder, schema)
+    node, of_schema = schema_node(builder, schema, plain_integers=True)
     report.add(of_schema, prefix)
     return node
 

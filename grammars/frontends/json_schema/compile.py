@@ -27,7 +27,9 @@ class CompiledSchema:
     report: Report
 
 
-def schema_node(builder: Builder, schema: Any, *, whitespace: Whitespace = "compact", key_order: KeyOrder = "declared") -> tuple[Node, Report]:
+def schema_node(
+    builder: Builder, schema: Any, *, whitespace: Whitespace = "compact", key_order: KeyOrder = "declared", plain_integers: bool = False
+) -> tuple[Node, Report]:
     """The language of a schema as a node of `builder`, to embed it in a bigger grammar.
 
     No white space before the first or after the last token of the value. The schema is not changed and not kept.
@@ -36,7 +38,8 @@ def schema_node(builder: Builder, schema: Any, *, whitespace: Whitespace = "comp
         builder: where the nodes go.
         schema: parsed JSON: a dict, or True or False. Draft 2020-12, or the draft that `$schema` names (04 to 2019-09).
         whitespace: "compact" (none) or "flexible" (between tokens at most one line break and 40 blanks before and after it).
-        key_order: "declared" (as in the schema, undeclared keys last) or "any".
+        key_order: "declared" (as in the schema, undeclared keys once no required one is left) or "any".
+        plain_integers: integers are written without a zero fraction (`1`, never `1.0`), as programs that parse them like it.
 
     Raises:
         InvalidGrammar: the schema is malformed (with `pointer`).
@@ -44,7 +47,7 @@ def schema_node(builder: Builder, schema: Any, *, whitespace: Whitespace = "comp
         UnsatisfiableSchema: no value satisfies the schema (with `pointer`).
         GrammarTooComplex: a limit on nesting or on the number of alternatives was passed.
     """
-    style = Style(whitespace, key_order)
+    style = Style(whitespace, key_order, plain_integers)
     if not isinstance(schema, (dict, bool)):
         raise InvalidGrammar(f"#: a schema is an object, true or false, not {type(schema).__name__}; parse JSON text first", pointer="#")
     document = Document(schema)
@@ -55,8 +58,15 @@ def schema_node(builder: Builder, schema: Any, *, whitespace: Whitespace = "comp
     return Emitter(builder, solver, style).node(root), expander.report
 
 
-def compile_schema(schema: Any, *, whitespace: Whitespace = "compact", key_order: KeyOrder = "declared", builder: Builder | None = None) -> CompiledSchema:
+def compile_schema(
+    schema: Any,
+    *,
+    whitespace: Whitespace = "compact",
+    key_order: KeyOrder = "declared",
+    plain_integers: bool = False,
+    builder: Builder | None = None,
+) -> CompiledSchema:
     """The language of a schema as a program of its own; arguments and errors as for `schema_node`."""
     builder = Builder() if builder is None else builder
-    node, report = schema_node(builder, schema, whitespace=whitespace, key_order=key_order)
+    node, report = schema_node(builder, schema, whitespace=whitespace, key_order=key_order, plain_integers=plain_integers)
     return CompiledSchema(builder.program(node), report)

@@ -6,7 +6,7 @@ everything else is shared by hash-consing. White space and key order are settled
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -30,6 +30,7 @@ class Style:
 
     whitespace: Whitespace = "compact"
     key_order: KeyOrder = "declared"
+    plain_integers: bool = False
 
     def __post_init__(self) -> None:
         if self.whitespace not in ("compact", "flexible"):
@@ -44,6 +45,7 @@ class Emitter:
     def __init__(self, builder: Builder, solver: Solver, style: Style) -> None:
         self.b = builder
         self.solver = solver
+        self.plain_integers = style.plain_integers
         self.order = DECLARED if style.key_order == "declared" else ANY
         self.gap = self._gap() if style.whitespace == "flexible" else builder.EPSILON
         self._nodes: dict[Type, Node] = {FALSE: builder.EMPTY}
@@ -107,6 +109,8 @@ class Emitter:
     # ------------------------------------------------------------------ shapes
     def _shape(self, s: Final) -> Node:
         b = self.b
+        if isinstance(s, Numbers) and self.plain_integers and s.integral:
+            return replace(s, whole=True).node(b)
         if isinstance(s, (Numbers, Strings)):
             return s.node(b)
         if isinstance(s, Object):

@@ -62,6 +62,11 @@ class Numbers:
             yield Numbers(NumberFacets(lo=lower, hi=value, lo_open=lower is not None, hi_open=value is not None))
             lower = value
 
+    @property
+    def integral(self) -> bool:
+        """Are all of them integers?"""
+        return self.facets.integer if self.only is None else all(v.denominator == 1 for v in self.only)
+
     def node(self, builder: Builder) -> Node:
         if self.only is None:
             return self._whole(builder) if self.whole else number_node(builder, self.facets)
@@ -76,7 +81,7 @@ class Numbers:
         sign, digit = b.optional(b.literal(b"-")), b.byte_class(b"0123456789")
         if self.facets == INTEGERS.facets:
             return b.seq(sign, b.alt(b.literal(b"0"), b.seq(b.byte_class(b"123456789"), b.repeat(digit, 0, INTEGER_DIGITS - 1))))
-        return b.both(number_node(b, self.facets), b.seq(sign, b.repeat(digit, 1)))
+        return number_node(b, self.facets, whole=True)
 
 
 def _spellings(value: Fraction) -> set[bytes]:
