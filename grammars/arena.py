@@ -65,7 +65,9 @@ class Arena:
             self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_OP] = node
             self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_FLAGS] = flags
         self._mem[self._mem[layout.H_NODES] + layout.ALL * layout.STRIDE + layout.N_OP] = layout.A_NOT
-        self._mem[layout.H_NODE_COUNT] = 3
+        at = self._mem[layout.H_NODES] + layout.ANONYMOUS * layout.STRIDE
+        self._mem[at + layout.N_OP], self._mem[at + layout.N_B] = layout.A_PATH, 256
+        self._mem[layout.H_NODE_COUNT] = 4
         self._mem[layout.H_POOL_COUNT] = 1
         self._roots: dict[tuple[bytes, bool], int] = {}
         self._new_bank()
@@ -154,6 +156,7 @@ class Arena:
         out = np.zeros(self.vocabulary.words, np.uint32)
         with self.lock:
             self._run(guarded_row, self._voc, out, state, budget)
+        out &= self.mask(state)
         return out
 
     def is_accepting(self, state: int) -> bool:

@@ -25,6 +25,7 @@ from agentkit.grammars.core.layout import (
     AFTER,
     ALIVE,
     ALL,
+    ANONYMOUS,
     CHECK,
     DEAD,
     EMPTY,
@@ -188,7 +189,8 @@ def _extrakey_step(mem, node, symbol, rest):
         push(mem, close_extrakey(mem, obj, keys, path, family))
     if rest != EMPTY:
         below = trie_child(mem, trie, symbol) if trie else 0
-        push(mem, mk_extrakey(mem, obj, keys, below, rest, mk_path(mem, path, symbol), family))
+        longer = path if path == ANONYMOUS else mk_path(mem, path, symbol)
+        push(mem, mk_extrakey(mem, obj, keys, below, rest, longer, family))
     return mk_alt(mem, base)
 
 

@@ -47,7 +47,8 @@ NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS = 1, 2, 4, 8, 16, 32
 many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
 certain to have infinitely many texts."""
 
-EMPTY, EPSILON, ALL = 0, 1, 2  # nodes that are always there; ALL: every byte string
+EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
+"""Nodes that are always there. ALL: every byte string; ANONYMOUS: the PATH of a key whose characters are not kept."""
 
 (
     A_EMPTY,

@@ -17,6 +17,7 @@ from agentkit.grammars.core.layout import (
     A_EXTRAKEY,
     A_REPEAT,
     A_SEQ,
+    ANONYMOUS,
     EMPTY,
     ENDLESS,
     EPSILON,
@@ -46,7 +47,7 @@ from agentkit.grammars.core.layout import (
     WIDE,
 )
 from agentkit.grammars.core.nodes import flags_of, get, mix, mk_alt, mk_path, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
-from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, trie_child
+from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, mk_extrakey, trie_child
 from agentkit.grammars.core.runs import NOT_A_RUN, R_COUNTS, R_DATA, R_EXITS, add_inside, add_run, add_tokens, run_record, walk, walk_all
 from agentkit.grammars.core.search import fits
 from agentkit.grammars.jit import inner, kernel
@@ -280,10 +281,30 @@ def mask_row(mem, voc, rows, index, work, state):
     return known - 1
 
 
+@inner
+def _anonymous(mem, node):
+    """`node` with the undeclared keys that are being written made nameless, so that their characters make no states."""
+    op = get(mem, node, N_OP)
+    if op == A_SEQ:
+        return mk_seq(mem, _anonymous(mem, get(mem, node, N_A)), get(mem, node, N_B))
+    if op == A_ALT:
+        base = top_of(mem)
+        for i in range(get(mem, node, N_B)):
+            push(mem, _anonymous(mem, pool(mem, get(mem, node, N_A) + i)))
+        return mk_alt(mem, base)
+    if op == A_EXTRAKEY:
+        return mk_extrakey(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), get(mem, node, N_D), ANONYMOUS, get(mem, node, N_F))
+    return node
+
+
 @kernel
 def guarded_row(mem, voc, row, state, budget):
-    """Into `row` only the tokens after which the text can still be completed within budget - 1 more; stop tokens as ever."""
+    """Into `row` the tokens after which the text can still be completed within budget - 1 more; stop tokens as ever.
+
+    Names of undeclared keys are not compared here: intersect the row with the state's mask.
+    """
     row[:] = 0
+    state = _anonymous(mem, state)
     states = np.empty(reg(voc, V_MAX_DEPTH) + 2, np.int32)
     states[0] = state
     i = 0
