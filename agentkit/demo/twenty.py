@@ -104,9 +104,11 @@ _KNOWN = {
 
 def _type_of(where: str, schema: Mapping[str, Any]) -> Any:
     kind = schema.get("type")
-    unknown = schema.keys() - _KNOWN.get(str(kind), {"type"})
-    if kind not in _KNOWN or unknown:
-        raise ValueError(f"{where}: {f'the keyword {sorted(unknown)[0]!r}' if unknown else f'the type {kind!r}'} is not among those of the set")
+    if kind not in _KNOWN:
+        raise ValueError(f"{where}: the type {kind!r} is not among those of the set: {', '.join(_KNOWN)}")
+    unknown = sorted(schema.keys() - _KNOWN[kind])
+    if unknown:
+        raise ValueError(f"{where}: the keyword {unknown[0]!r} is not among those of the set for the type {kind!r}: {', '.join(sorted(_KNOWN[kind]))}")
     if "enum" in schema:
         return cast(Any, Literal)[tuple(schema["enum"])]
     if kind == "string":
