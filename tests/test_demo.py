@@ -26,6 +26,7 @@ from agentkit.errors import ModelNotFound, ToolError
 from agentkit.messages import check_history
 from agentkit.usage import RunUsage
 from tests.agent.scripted import ScriptedModel, calls
+from tests.engine.models.fixtures import smollm2_folder  # noqa: F401  # a fixture
 
 WEATHER = calls(("get_weather", {"city": "Oslo"}))
 
@@ -356,19 +357,15 @@ def test_examples_are_errors_of_their_own_where_a_tool_has_no_body() -> None:
         twenty.Tool(twenty.model_of("t", SET["tools"][0]["parameters"])).invoke({"location": "x"})
 
 
-def test_on_smollm2(root: Path, tmp_path: Path) -> None:
-    """The command as a person runs it, from another folder: a validated call of a real model, and its figures."""
-    from agentkit.engine.models.store import path
-
-    try:
-        path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+@pytest.mark.usefixtures("smollm2_folder")
+def test_a_call_on_a_real_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentkit.demo", "--json", "--question", "What is the weather in Oslo?"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=280)
     assert ran.returncode == 0, ran.stderr
     figures = json.loads(ran.stdout)
     (question,) = figures["questions"]
     assert question["calls"][0]["name"] in {tool.name for tool in TOOLS}
-    assert question["forced_tokens"] > 0
+    assert question["calls"][0]["result"]
+    assert question["forwards"] < question["output_tokens"]  # forced tokens cost no forward of their own
+    assert "«" in ran.stderr
     assert 0 < figures["stages_s"]["imports"] < figures["stages_s"]["first validated call"]
