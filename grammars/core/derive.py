@@ -8,6 +8,7 @@ sequence: the parse stack.
 
 from __future__ import annotations
 
+from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
 from agentkit.grammars.core.layout import (
     A_ALT,
     A_AND,
@@ -78,10 +79,7 @@ from agentkit.grammars.core.nodes import (
     flags_of,
     get,
     mix,
-    mk_alt,
-    mk_and,
     mk_literal,
-    mk_not,
     mk_path,
     mk_repeat,
     mk_seq,

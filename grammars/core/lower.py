@@ -7,6 +7,7 @@ so that no state that is ever entered is a dead end.
 
 from __future__ import annotations
 
+from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
 from agentkit.grammars.core.derive import alive
 from agentkit.grammars.core.layout import (
     A_BYTES,
@@ -54,11 +55,8 @@ from agentkit.grammars.core.nodes import (
     cons,
     cons_list,
     get,
-    mk_alt,
-    mk_and,
     mk_class,
     mk_literal,
-    mk_not,
     mk_repeat,
     mk_seq,
     pool,

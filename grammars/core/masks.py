@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.combine import mk_alt
 from agentkit.grammars.core.derive import name_left, step
 from agentkit.grammars.core.layout import (
     A_ALT,
@@ -46,7 +47,7 @@ from agentkit.grammars.core.layout import (
     V_STOPS,
     WIDE,
 )
-from agentkit.grammars.core.nodes import flags_of, get, mix, mk_alt, mk_path, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.nodes import flags_of, get, mix, mk_path, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, mk_extrakey, trie_child
 from agentkit.grammars.core.runs import NOT_A_RUN, R_COUNTS, R_DATA, R_EXITS, add_inside, add_run, add_tokens, run_record, walk, walk_all
 from agentkit.grammars.core.search import fits

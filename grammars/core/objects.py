@@ -10,6 +10,7 @@ KEYSET record, declared order: [next field, count, used undeclared paths...]
 
 from __future__ import annotations
 
+from agentkit.grammars.core.combine import sort_scratch
 from agentkit.grammars.core.layout import (
     A_EXTRAKEY,
     A_KEY,
@@ -51,7 +52,7 @@ from agentkit.grammars.core.layout import (
     T_TEXT,
     WIDE,
 )
-from agentkit.grammars.core.nodes import bit, cons6, cons_list, fixed_hash, flags_of, get, mk_seq, pool, push, reg, scratch, scratch_set, sort_scratch, top_of
+from agentkit.grammars.core.nodes import bit, cons6, cons_list, fixed_hash, flags_of, get, mk_seq, pool, push, reg, scratch, scratch_set, top_of
 from agentkit.grammars.jit import inner
 
 
