@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from agentkit.errors import GrammarError
 from agentkit.grammars import Grammar
 
 
@@ -43,15 +42,8 @@ def resolve(schema: Any = None, regex: str | None = None, grammar: Grammar | str
             raise TypeError(f"choices must be a sequence of strings, not the string {choices!r}")
         return Constraint(Grammar.from_choices(list(choices)), str)
     if grammar is not None:
-        return Constraint(grammar if isinstance(grammar, Grammar) else _from_lark(_text("grammar", grammar)))
+        return Constraint(grammar if isinstance(grammar, Grammar) else Grammar.from_lark(_text("grammar", grammar)))
     return None
-
-
-def _from_lark(text: str) -> Grammar:
-    compiler: Callable[[str], Grammar] | None = getattr(Grammar, "from_lark", None)
-    if compiler is None:
-        raise GrammarError("Lark grammars are not available in this version; use schema, regex, choices, or a Grammar made in another way")
-    return compiler(text)
 
 
 def _text(name: str, value: Any) -> str:

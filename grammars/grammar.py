@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentkit.errors import GrammarError, InvalidGrammar, NotYetSupported, UnsatisfiableSchema
+from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
 from agentkit.grammars.expr import Builder, Program
 
 if TYPE_CHECKING:
@@ -65,13 +65,24 @@ class Grammar:
 
     @classmethod
     def from_lark(cls, text: str, *, start: str = "start") -> Grammar:
-        """Not part of this version: raises NotYetSupported."""
-        raise NotYetSupported("Grammar.from_lark is not part of this version yet; use from_json_schema, from_regex or from_choices")
+        """Texts that `lark.Lark(text, start=start, parser="earley", lexer="dynamic")` parses.
+
+        Terminals take what Python's `re` would take at that place, so a name does not end in the middle of a word and a
+        lazy string ends at its first closing quote. `%declare`, imports of files and constructs whose outcome depends on
+        what came before a terminal raise UnsupportedSchema naming them.
+        """
+        from agentkit.grammars.frontends.lark import compile_lark
+
+        builder = Builder()
+        return cls._checked(builder, compile_lark(builder, text, start), f"the rule {start!r}")
 
     @classmethod
     def from_gbnf(cls, text: str, *, root: str = "root") -> Grammar:
-        """Not part of this version: raises NotYetSupported."""
-        raise NotYetSupported("Grammar.from_gbnf is not part of this version yet; use from_json_schema, from_regex or from_choices")
+        """Texts that the rule `root` of a GBNF or EBNF grammar matches, as llama.cpp and xgrammar write them."""
+        from agentkit.grammars.frontends.gbnf import compile_gbnf
+
+        builder = Builder()
+        return cls._checked(builder, compile_gbnf(builder, text, root), f"the rule {root!r}")
 
     @classmethod
     def from_choices(cls, choices: Iterable[str]) -> Grammar:

@@ -70,7 +70,7 @@ class Cfg:
 
     def _counted(self, expr: Expr) -> tuple[Expr, int, int | None]:
         node = self.nodes[expr]
-        return node[1:] if node[0] == REPEAT else (expr, 1, 1)  # type: ignore[return-value]
+        return node[1:] if node[0] == REPEAT else (expr, 1, 1)
 
     def seq(self, *parts: Expr) -> Expr:
         """Concatenation. Neighbours that repeat the same expression become one counted repeat."""

@@ -8,9 +8,10 @@ leaves a *demand* on what follows it ("no more letters"). Demands are states of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
@@ -132,6 +133,8 @@ class Lexemes:
         """Places that must not match, one character later; None if one of them matches here."""
         closed = self._closure([(p, frozenset()) for p in sorted(places)], terminal, memory, klass)
         code = self.program.code
+        if any(banned for _, banned in closed):
+            raise self.refuse(terminal, "(?!...)", "it stands in a part that may go on beyond a match; put it first")
         if any(code[p][0] == lp.MATCH for p, _ in closed):
             return None
         return frozenset(code[p][2] for p, _ in closed if self._has(code[p][1], klass))
@@ -241,18 +244,15 @@ class Demands:
                 raise GrammarTooComplex("terminals", f"what may follow a terminal takes more than {MAX_STATES} states to know; use simpler patterns")
             row = every[demand] = [lexemes.demand_step(demand, klass) for klass in range(len(lexemes.classes))]
             todo += [d for d in row if isinstance(d, Avoid)]
-        group = _coarsest(every, lexemes.demand_at_end)
-        free = {g for d, g in group.items() if lexemes.demand_at_end(d) and all(x == FREE or group.get(x) == g for x in every[d])}
-        broken = {g for d, g in group.items() if not lexemes.demand_at_end(d) and all(x == BROKEN or group.get(x) == g for x in every[d])}
-        number = {g: i for i, g in enumerate(sorted(set(group.values()) - free - broken))}
-        number |= dict.fromkeys(free, FREE) | dict.fromkeys(broken, BROKEN)
-        self.of = {s: number[group[s]] for s in exits if isinstance(s, State)}
-        self.step: dict[int, list[int]] = {}
-        self.at_end: dict[int, bool] = {}
-        for d, row in every.items():
-            if number[group[d]] >= 0:
-                self.step[number[group[d]]] = [x if isinstance(x, int) else number[group[x]] for x in row]
-                self.at_end[number[group[d]]] = lexemes.demand_at_end(d)
+        at_end = {d: lexemes.demand_at_end(d) for d in every}
+        breakable = _reaching(every, {d for d, row in every.items() if not at_end[d] or BROKEN in row})
+        meetable = _reaching(every, {d for d, row in every.items() if at_end[d] or FREE in row})
+        known = {d: FREE if d not in breakable else BROKEN for d in every if d not in breakable or d not in meetable}
+        rows = {d: [known.get(x, x) for x in row] for d, row in every.items() if d not in known}
+        number = known | _coarsest(rows, at_end)
+        self.of = {s: number[s] for s in exits if isinstance(s, State)}
+        self.step = {number[d]: [x if isinstance(x, int) else number[x] for x in row] for d, row in rows.items()}
+        self.at_end = {number[d]: at_end[d] for d in rows}
 
     @staticmethod
     def _states(lexemes: Lexemes) -> list[State]:
@@ -267,9 +267,25 @@ class Demands:
         return list(seen)
 
 
-def _coarsest(rows: dict[Any, list[Any]], mark: Callable[[Any], bool]) -> dict[Any, int]:
+def _reaching(rows: dict[Any, list[Any]], goal: set[Any]) -> set[Any]:
+    """Demands that may come to one of `goal`."""
+    before: dict[Any, list[Any]] = {}
+    for d, row in rows.items():
+        for x in row:
+            if not isinstance(x, int):
+                before.setdefault(x, []).append(d)
+    found, todo = set(goal), list(goal)
+    while todo:
+        for d in before.get(todo.pop(), ()):
+            if d not in found:
+                found.add(d)
+                todo.append(d)
+    return found
+
+
+def _coarsest(rows: dict[Any, list[Any]], mark: dict[Any, bool]) -> dict[Any, int]:
     """Numbers of the classes of equivalent states (Moore 1956). Integers in a row are outcomes, not states."""
-    group = {d: int(mark(d)) for d in rows}
+    group = {d: int(mark[d]) for d in rows}
     count = 0
     while len(set(group.values())) > count:
         count = len(set(group.values()))
@@ -298,7 +314,7 @@ def partition(sets: Iterable[CharSet]) -> tuple[list[CharSet], dict[CharSet, fro
     inside: set[int] = set()
     ranges: dict[frozenset[int], list[tuple[int, int]]] = {}
     points = sorted(edges)
-    for at, following in zip(points, points[1:], strict=False):
+    for at, following in pairwise(points):
         inside.symmetric_difference_update(edges[at])
         if len(sets) not in inside:
             ranges.setdefault(frozenset(inside), []).append((at, following - 1))

@@ -29,18 +29,7 @@ TABLES: dict[str, str] = {
     "mask": "tests/cases/test_tokenization.py::test_masks",
 }
 
-_GBNF = Later(3, "grammars in EBNF (Grammar.from_gbnf) come with issue 3")
-_LARK_AND_GBNF = Later(3, "grammars in Lark and EBNF (Grammar.from_lark, Grammar.from_gbnf) come with issue 3")
-
-LATER_CASES: dict[str, Later] = {
-    "gr-deep-parens": _GBNF,
-    "gr-ignored-trailing-ambiguity": _GBNF,
-    "gr-left-recursion": _LARK_AND_GBNF,
-    "gr-nondeterminism-cost": _GBNF,
-    "gr-nullable-sequence": _LARK_AND_GBNF,
-    "gr-undefined-rule": _GBNF,
-    "gr-unit-cycle": _GBNF,
-}
+LATER_CASES: dict[str, Later] = {}
 """Their tests exist and are expected to fail with NotYetSupported."""
 
 MARKED = "tests/agent/cases"

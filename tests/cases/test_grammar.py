@@ -93,7 +93,6 @@ def grammar_or_refusal(pattern: str) -> tuple[Grammar | None, errors.GrammarErro
         return None, error
 
 
-@pytest.mark.xfail(strict=True, raises=errors.NotYetSupported, reason=LATER_CASES["gr-deep-parens"].reason)
 def test_unclosed_groups_are_refused_and_shallow_ones_pass() -> None:
     """Case gr-deep-parens: its other input, and its control."""
     with pytest.raises((errors.GrammarTooComplex, errors.InvalidGrammar)):
@@ -101,15 +100,8 @@ def test_unclosed_groups_are_refused_and_shallow_ones_pass() -> None:
     assert not wrongly_judged(Grammar.from_gbnf("root ::= " + '("a" | "")' * 250), ["", "a" * 250], ["a" * 251])
 
 
-@pytest.mark.xfail(strict=True, raises=errors.NotYetSupported, reason=LATER_CASES["gr-undefined-rule"].reason)
 def test_an_undefined_rule_is_refused_after_a_good_grammar() -> None:
     """Case gr-undefined-rule: also when a good grammar was compiled just before."""
     assert not wrongly_judged(Grammar.from_gbnf('root ::= "a" missing\nmissing ::= "b"'), ["ab"], ["a"])
     with pytest.raises(errors.InvalidGrammar, match="missing"):
         Grammar.from_gbnf(CASES["gr-undefined-rule"]["input"]["ebnf"])
-
-
-@pytest.mark.parametrize("name", ["from_lark", "from_gbnf"])
-def test_what_comes_later_says_so(name: str) -> None:
-    with pytest.raises(errors.NotYetSupported, match=rf"Grammar\.{name} .* use from_"):
-        getattr(Grammar, name)('start: "a"')
