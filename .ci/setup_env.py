@@ -21,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -153,6 +154,17 @@ def install(level: str) -> None:
             *["--constraint", str(pinned), "--editable", ".[dev]" if level == "dev" else "."],
             hint="Is a package index (PyPI, or the mirror in your pip configuration) reachable? Nothing else is fetched.",
         )
+    put_finder_first()
+
+
+# Run at every start of Python: without it, a folder named agentkit where a script runs (such as this clone, seen from its parent)
+# would be taken for the package, since setuptools' finder of editable installs comes last.
+FINDER_FIRST = 'import sys; sys.meta_path.sort(key=lambda f: not getattr(f, "__module__", "").startswith("__editable___agentkit"))'
+
+
+def put_finder_first() -> None:
+    site = Path(sysconfig.get_path("purelib"))
+    (site / "zz_agentkit_finder_first.pth").write_text(FINDER_FIRST + "\n", encoding="utf-8")
 
 
 def set_up(level: str) -> None:

@@ -7,7 +7,7 @@ the loop. Knows nothing of engines, grammars or how calls are written.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -304,8 +304,10 @@ def _local(engine: Any) -> ChatModel:
     return LocalModel(engine)
 
 
-def _by_name(tools: Sequence[Any]) -> dict[str, Tool[..., Any]]:
+def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:
     named: dict[str, Tool[..., Any]] = {}
+    if not isinstance(tools, Iterable) or isinstance(tools, str | type):
+        raise InvalidOption(f"tools must be a list, such as tools=[{getattr(tools, '__name__', 'my_tool')}], not {type(tools).__name__}")
     for target in tools:
         tool = as_tool(target)
         if tool.name in named:

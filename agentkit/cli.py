@@ -25,6 +25,17 @@ app.add_typer(models, name="models")
 ModelName = Annotated[str, typer.Argument(metavar="NAME", help="A short name (smollm2-135m), or org/name on the model hub.")]
 
 
+def _version_option(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version_option, is_eager=True, help="Print versions and stop.")] = False) -> None:
+    """Agents whose tool calls cannot be malformed."""
+
+
 @app.command()
 def version() -> None:
     """Print the versions of agentkit, Python and what the engine runs on."""

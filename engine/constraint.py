@@ -58,8 +58,8 @@ def _from_schema(schema: Any) -> Constraint:
     if isinstance(schema, str):
         raise TypeError("schema must be a dict, a Pydantic model or a type; parse JSON text with json.loads first")
     if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return Constraint(Grammar.from_pydantic(schema), schema.model_validate_json)
-    return Constraint(Grammar.from_pydantic(schema), _adapter(schema).validate_json)
+        return Constraint(Grammar.from_pydantic(schema, closed=True), schema.model_validate_json)
+    return Constraint(Grammar.from_pydantic(schema, closed=True), _adapter(schema).validate_json)
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:

@@ -49,7 +49,10 @@ class Grammar:
 
     @classmethod
     def from_pydantic(cls, model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True, **options: Any) -> Grammar:
-        """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts. Options as in `from_json_schema`."""
+        """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts.
+
+        Options: those of `from_json_schema`, and closed=True: no undeclared keys unless the class allows extras.
+        """
         from agentkit.grammars.frontends.pydantic import from_pydantic
 
         compiled = from_pydantic(model, mode=mode, by_alias=by_alias, **options)

@@ -57,6 +57,25 @@ class ValidatedSchema(GenerateJsonSchema):
         return text if digits is not None and places is None else {"anyOf": [number, text]}
 
 
+class ClosedSchema(ValidatedSchema):
+    """The same with objects closed to undeclared keys unless their class asks for extras: Pydantic would drop them."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        return _closed(super().model_schema(schema))
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
+        return _closed(super().typed_dict_schema(schema))
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        return _closed(super().dataclass_schema(schema))
+
+
+def _closed(schema: JsonSchemaValue) -> JsonSchemaValue:
+    if schema.get("type") == "object":
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
 def _decimal_pattern(digits: int | None, places: int | None) -> str:
     """Plain decimals of at most `digits` digits, `places` of them after the point."""
     if digits is None:
@@ -71,16 +90,17 @@ def _decimal_pattern(digits: int | None, places: int | None) -> str:
     return "^[+-]?(" + "|".join(forms) + ")$"
 
 
-def json_schema_of(model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True) -> dict[str, Any]:
-    """The JSON Schema of a model or type, as Pydantic makes it but for what ValidatedSchema narrows.
+def json_schema_of(model: Any, *, mode: Literal["validation", "serialization"] = "validation", by_alias: bool = True, closed: bool = False) -> dict[str, Any]:
+    """The JSON Schema of a model or type, as Pydantic makes it but for what ValidatedSchema (closed: ClosedSchema) narrows.
 
     Raises InvalidGrammar when Pydantic cannot express the type, naming the reason.
     """
+    generator = ClosedSchema if closed else ValidatedSchema
     try:
         if isinstance(model, type) and issubclass(model, BaseModel):
-            return model.model_json_schema(by_alias=by_alias, mode=mode, schema_generator=ValidatedSchema)
+            return model.model_json_schema(by_alias=by_alias, mode=mode, schema_generator=generator)
         adapter = model if isinstance(model, TypeAdapter) else TypeAdapter(model)
-        return adapter.json_schema(by_alias=by_alias, mode=mode, schema_generator=ValidatedSchema)
+        return adapter.json_schema(by_alias=by_alias, mode=mode, schema_generator=generator)
     except (PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation, PydanticUserError) as e:
         raise InvalidGrammar(f"{_name(model)} has no JSON Schema: {e}") from e
 
@@ -90,6 +110,7 @@ def from_pydantic(
     *,
     mode: Literal["validation", "serialization"] = "validation",
     by_alias: bool = True,
+    closed: bool = False,
     whitespace: Whitespace = "compact",
     key_order: KeyOrder = "declared",
     builder: Builder | None = None,
@@ -100,11 +121,12 @@ def from_pydantic(
         model: BaseModel subclass, TypeAdapter, or any type that TypeAdapter takes.
         mode: "validation": what the model accepts; "serialization": what it writes.
         by_alias: keys are the fields' aliases where they have one.
+        closed: objects hold declared keys only, unless their class allows extras (undeclared ones would be dropped anyway).
         whitespace, key_order, builder: as for `compile_schema`.
 
     Raises InvalidGrammar when Pydantic has no JSON Schema for the type, and what `compile_schema` raises.
     """
-    schema = json_schema_of(model, mode=mode, by_alias=by_alias)
+    schema = json_schema_of(model, mode=mode, by_alias=by_alias, closed=closed)
     return compile_schema(schema, whitespace=whitespace, key_order=key_order, plain_integers=True, builder=builder)
 
 

@@ -1,15 +1,15 @@
 """A whole turn of an assistant as one grammar: free text or a structured answer, and calls of tools.
 
 Input: tools (name and JSON Schema of the arguments), what the turn may do, and the form in which a family of models
-writes calls. Output: a `Program` and a `Report`. Free text is any UTF-8 that does not contain the format's trigger; it
-is spelled as the automaton that searches for the trigger (Knuth, Morris and Pratt 1977), so every text has one path and
-the states between triggers are a handful. The names of tools are one trie: the name decides the arguments' schema.
+writes calls. Output: a `Program` and a `Report`. Free text is any UTF-8 without the format's markers; it is
+spelled as the automaton that searches for them (Aho and Corasick 1975), so every text has one path and a handful of
+states. The names of tools are one trie: the name decides the arguments' schema.
 Knows nothing of tokens, prompts or running tools; the spelling is the one that agentkit/protocol.py writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ ANSWER = "(answer)"  # prefix of the output schema's pointers in the report; no 
 class TurnFormat:
     """How a family of models writes calls: `trigger head NAME between ARGUMENTS tail`, `separator` between two calls.
 
-    NAME stands as in a JSON string, so `between` begins with the closing quote. The trigger is ASCII and never occurs in
-    free text.
+    NAME stands as in a JSON string, so `between` begins with the closing quote. The trigger and the other `markers` that the
+    format's conversations hold are ASCII, begin with a sign that occurs nowhere else in them, and never occur in free text.
     """
 
     trigger: bytes
@@ -38,10 +38,18 @@ class TurnFormat:
     between: bytes
     tail: bytes
     separator: bytes
+    markers: tuple[bytes, ...] = ()
 
 
 FORMATS: dict[str, TurnFormat] = {
-    "hermes": TurnFormat(b"<tool_call>", b'\n{"name":"', b'","arguments":', b"}\n</tool_call>", b"\n"),
+    "hermes": TurnFormat(
+        trigger=b"<tool_call>",
+        head=b'\n{"name":"',
+        between=b'","arguments":',
+        tail=b"}\n</tool_call>",
+        separator=b"\n",
+        markers=(b"</tool_", b"<tool_r"),  # of <tool_response>, which small models like to imitate
+    ),
 }
 
 
@@ -91,7 +99,7 @@ def turn_grammar(
     if output_schema is not None:
         answer = _named("output_schema", lambda: _schema(builder, output_schema, report, ANSWER))
         return builder.program(builder.alt(trigger_and_calls, answer)), report
-    return builder.program(_text_then(builder, form.trigger, calls)), report
+    return builder.program(_text_then(builder, form, calls)), report
 
 
 def _checked_tools(tools: Sequence[Any]) -> dict[str, _Tool]:
@@ -180,26 +188,29 @@ def _named(what: str, make: Callable[[], Node]) -> Node:
         raise
 
 
-def _text_then(builder: Builder, trigger: bytes, calls: Node) -> Node:
-    """Non-empty text without the trigger; or any such text, the trigger and `calls` (EMPTY: there are none).
+def _text_then(builder: Builder, form: TurnFormat, calls: Node) -> Node:
+    """Non-empty text without the format's markers; or any such text, the trigger and `calls` (EMPTY: there are none).
 
-    Rule k: what may follow once the longest beginning of the trigger at the end of the text has k bytes.
+    One rule per beginning of a marker: what may follow where that is the longest one at the end of the text.
     """
-    rules = [builder.rule() for _ in trigger]
-    state = [builder.call(rule) for rule in rules] + [calls]
+    words = (form.trigger, *form.markers)
+    beginnings = sorted({word[:k] for word in words for k in range(len(word))}, key=lambda b: (len(b), b))
+    rules = {beginning: builder.rule() for beginning in beginnings}
+    state = {beginning: builder.call(rule) for beginning, rule in rules.items()}
+    state |= {word: calls if word == form.trigger else builder.EMPTY for word in words}
     stay, away = CharSet(), builder.EMPTY
-    for k, rule in enumerate(rules):
-        moves = {byte: _longest(trigger[:k] + bytes([byte]), trigger) for byte in sorted(set(trigger))}
+    for beginning, rule in rules.items():
+        moves = {byte: _longest(beginning + bytes([byte]), state) for byte in sorted(set(b"".join(words)))}
         onward = [builder.seq(builder.literal(bytes([byte])), state[to]) for byte, to in moves.items() if to]
         idle = SCALARS - CharSet.of(*(byte for byte, to in moves.items() if to))
-        if k == 0:  # a run of characters, which masks treat as one
+        if not beginning:  # a run of characters, which masks treat as one
             stay, away = idle, builder.alt(*onward)
             builder.define(rule, builder.seq(builder.repeat(utf8_class(builder, idle)), builder.optional(away)))
         else:
-            builder.define(rule, builder.optional(builder.alt(builder.seq(utf8_class(builder, idle), state[0]), *onward)))
+            builder.define(rule, builder.optional(builder.alt(builder.seq(utf8_class(builder, idle), state[b""]), *onward)))
     return builder.alt(builder.seq(builder.repeat(utf8_class(builder, stay), 1), builder.optional(away)), away)
 
 
-def _longest(text: bytes, trigger: bytes) -> int:
-    """Length of the longest beginning of `trigger` that ends `text`."""
-    return next(size for size in range(min(len(text), len(trigger)), -1, -1) if text.endswith(trigger[:size]))
+def _longest(text: bytes, beginnings: Iterable[bytes]) -> bytes:
+    """The longest of `beginnings` that ends `text`."""
+    return max((b for b in beginnings if text.endswith(b)), key=len)

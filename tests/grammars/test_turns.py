@@ -16,7 +16,7 @@ import pytest
 from agentkit.errors import GrammarViolation, InvalidGrammar, UnsatisfiableSchema, UnsupportedSchema
 from agentkit.grammars import Grammar, Matcher, Vocabulary
 from agentkit.grammars.expr import Builder
-from agentkit.grammars.frontends.turns import FORMATS, _text_then, turn_grammar
+from agentkit.grammars.frontends.turns import FORMATS, TurnFormat, _text_then, turn_grammar
 from agentkit.protocol import HermesReader, call_text
 from agentkit.tool import Tool
 from tests.grammars.reference import Reference, accepts, prefix_ok
@@ -56,6 +56,8 @@ def is_turn(text: str, choice: str, most: int) -> bool:
     if "\udc80" in text:
         return False
     said, trigger, _ = text.partition("<tool_call>")
+    if "</tool_" in said or "<tool_r" in said:
+        return False
     if not trigger:
         return choice in ("auto", "none") and text != ""
     if choice == "none" or (said and choice != "auto"):
@@ -99,21 +101,25 @@ def test_texts_equal_the_description(choice: str, parallel: bool | int) -> None:
     assert 5 < members < 115
 
 
-@pytest.mark.parametrize("trigger", [b"<tool_call>", b"ab", b"aab", b"aabaaa", b"abababc"])
-def test_free_text_is_what_does_not_contain_the_trigger(trigger: bytes) -> None:
+def form_of(trigger: bytes, *markers: bytes) -> TurnFormat:
+    return TurnFormat(trigger, b"", b'"', b"", b"", markers)
+
+
+@pytest.mark.parametrize("words", [[b"<tool_call>"], [b"ab"], [b"aab"], [b"aabaaa"], [b"abababc"], [b"abb", b"aba"], [b"ab", b"aaa", b"bb"]])
+def test_free_text_is_what_contains_neither_trigger_nor_marker(words: list[bytes]) -> None:
     builder = Builder()
-    reference = Reference(builder.program(_text_then(builder, trigger, builder.EMPTY)))
-    alphabet = sorted({"a", "b", "é", *trigger.decode()[:3]})
+    reference = Reference(builder.program(_text_then(builder, form_of(*words), builder.EMPTY)))
+    alphabet = sorted({"a", "b", "é", *words[0].decode()[:3]})
     for size in range(8):
         for letters in itertools.islice(itertools.product(alphabet, repeat=size), 0, None, 7 if size > 5 else 1):
             text = "".join(letters)
-            assert accepts(reference, text.encode()) == (text != "" and trigger.decode() not in text), text
+            assert accepts(reference, text.encode()) == (text != "" and not any(w.decode() in text for w in words)), text
 
 
 @pytest.mark.parametrize("trigger", [b"ab", b"aab", b"aabaaa"])
 def test_calls_come_after_the_first_trigger(trigger: bytes) -> None:
     builder = Builder()
-    reference = Reference(builder.program(_text_then(builder, trigger, builder.literal(b"!"))))
+    reference = Reference(builder.program(_text_then(builder, form_of(trigger), builder.literal(b"!"))))
     for size in range(1, 9):
         for letters in itertools.product("ab", repeat=size):
             text = "".join(letters)
@@ -208,7 +214,7 @@ def test_any_number_of_calls() -> None:
 
 def test_text_may_hold_what_only_looks_like_a_call() -> None:
     matcher = Grammar.from_tools(TOOLS, "none").matcher(BYTES)
-    assert read(matcher, "</tool_call> <tool_call <TOOL_CALL> <tool_calls> <tool_call").is_accepting
+    assert read(matcher, "</tool> <tool_call <TOOL_CALL> <tool_calls> <tool_call").is_accepting
     assert not matcher.allows(ord(">"))
 
 
