@@ -1,60 +1,88 @@
-"""How the grammar kernels are compiled: three decorators, and one cache folder keyed by all kernel sources.
+"""How kernels are compiled: three decorators, and one cache folder per library, keyed by all its sources.
 
-numba caches a function by the time stamp of its own file and does not see that a function it calls has changed in
-another one. So the cache folder's name holds a digest over every kernel source, numba's version and
-Python's: a change anywhere starts a fresh folder and nothing stale is ever loaded. The kernels are serial, release
-the GIL, and keep all their state in the arrays that are passed to them.
+numba caches a function by its own file and does not see that a function it calls has changed in another one. So the cache
+folder's name holds a digest over every source of the library, numba's version and Python's: a change anywhere starts a fresh
+folder and nothing stale is ever loaded. Nothing in it depends on where the package is installed, so every environment of a
+user shares it. Kernels release the GIL and keep all their state in the arrays that are passed to them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 from numba import njit, types
+from numba.core import caching
 
-ENTRY_POINTS = 12  # kernels that Python calls; each leaves one index file in the cache folder
-CORE = Path(__file__).parent / "core"
-
-
-def source_digest(folder: Path, extra: str = "") -> str:
-    """Hex digest over the sources in `folder` and everything else that machine code depends on."""
-    h = hashlib.blake2b(digest_size=8)
-    for path in (*sorted(folder.glob("*.py")), Path(__file__)):
-        h.update(path.read_bytes())
-    h.update(repr((numba.__version__, sys.version_info[:3], extra)).encode())
-    return h.hexdigest()
+from agentkit.cache_folder import cache_root
 
 
-def cache_root() -> Path:
-    """Folder for compiled kernels: AGENTKIT_CACHE if set, else the user's cache folder."""
-    base = os.environ.get("AGENTKIT_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "agentkit")
-    return Path(base) / "kernels"
+class KernelLibrary:
+    """The kernels of one package: their cache folder, and which of them Python calls.
+
+    Args:
+        name: begins the name of the cache folder.
+        sources: folder whose Python files hold the kernels.
+    """
+
+    def __init__(self, name: str, sources: Path) -> None:
+        h = hashlib.blake2b(repr((numba.__version__, sys.version_info[:3])).encode(), digest_size=8)
+        for path in (*sorted(sources.glob("*.py")), Path(__file__)):
+            h.update(path.read_bytes())
+        self.digest = h.hexdigest()
+        self.folder = cache_root() / "kernels" / f"{name}-{self.digest}"
+        self._entries: list[Any] = []
+
+    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """An entry point for Python: compiled on first use, or loaded from the cache folder."""
+        dispatcher = _one_signature(njit(nogil=True, boundscheck=False)(function))
+        if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+            dispatcher._cache = _cache_in(self, function)
+            self._entries.append(dispatcher)
+        return dispatcher  # type: ignore[no-any-return]
+
+    def cached(self) -> bool:
+        """Have all entry points that have been imported been compiled on this machine before?"""
+        modules = [(k.py_func.__module__.rpartition(".")[2], k.py_func.__name__) for k in self._entries]
+        return all(any(self.folder.glob(f"{module}.{name}-*.nbi")) for module, name in modules)
 
 
-@contextlib.contextmanager
-def _cache_folder() -> Iterator[None]:
-    # numba picks the folder when the decorator runs; the setting is global, so it is put back at once
-    before = numba.config.CACHE_DIR  # type: ignore[attr-defined]
-    numba.config.CACHE_DIR = str(_FOLDER)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before  # type: ignore[attr-defined]
+def _cache_in(library: KernelLibrary, function: Callable[..., Any]) -> Any:
+    """numba's cache of a function, in the library's folder and valid as long as that folder is."""
 
+    class Locator(caching._CacheLocator):
+        def __init__(self, py_func: Any, py_file: str) -> None:
+            self._py_file, self._lineno = py_file, py_func.__code__.co_firstlineno
 
-_FOLDER = cache_root() / f"grammars-{source_digest(CORE)}"
+        @classmethod
+        def from_function(cls, py_func: Any, py_file: str) -> Any:
+            return cls(py_func, py_file)
 
+        def get_cache_path(self) -> str:
+            return str(library.folder)
 
-def kernels_cached() -> bool:
-    """Have the kernels of these sources been compiled on this machine before?"""
-    return len(list(_FOLDER.rglob("*.nbi"))) >= ENTRY_POINTS
+        def get_source_stamp(self) -> str:
+            return library.digest
+
+        def get_disambiguator(self) -> str:
+            return str(self._lineno)
+
+    class Implementation(caching.CompileResultCacheImpl):
+        _locator_classes: ClassVar = [Locator]
+
+    class Cache(caching.FunctionCache):
+        _impl_class = Implementation
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            with contextlib.suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
+                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+    return Cache(function)  # type: ignore[no-untyped-call]
 
 
 def _one_signature(function: Any) -> Any:
@@ -74,12 +102,6 @@ def _one_signature(function: Any) -> Any:
     return function
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An entry point for Python: compiled on first use, or loaded from the cache folder."""
-    with _cache_folder():
-        return _one_signature(njit(cache=True, nogil=True, boundscheck=False)(function))  # type: ignore[no-any-return]
-
-
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only kernels call: compiled into them, without a wrapper for Python and without a cache entry."""
     return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore[call-overload, no-any-return]
@@ -92,3 +114,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     itself is safe.
     """
     return _one_signature(njit(nogil=True, boundscheck=False, inline="always")(function))  # type: ignore[no-any-return]
+
+
+GRAMMARS = KernelLibrary("grammars", Path(__file__).parent / "core")
+kernel = GRAMMARS.kernel

@@ -6,13 +6,10 @@ on a vocabulary of single bytes. Knows nothing of models.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numba
-
-from agentkit.grammars.core import kernels, lower, masks, search
 from agentkit.grammars.grammar import Grammar
+from agentkit.grammars.jit import GRAMMARS
 from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["compile_kernels", "kernels_cached"]
@@ -26,28 +23,9 @@ _SCHEMA: dict[str, Any] = {
 _TEXT = b'{"kind":"b","text":"a\\n","other":1}'
 
 
-_ENTRY_POINTS: tuple[Any, ...] = (
-    kernels.advance_bytes,
-    kernels.advance_token,
-    kernels.build_vocabulary,
-    kernels.forced_bytes,
-    kernels.forget_masks,
-    kernels.rehash,
-    kernels.reindex,
-    lower.lower,
-    masks.guarded_row,
-    masks.mask_row,
-    search.fits,
-    search.tokens_needed,
-)
-
-
 def kernels_cached() -> bool:
     """Have the kernels of these sources been compiled on this machine before?"""
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return True
-    folder = Path(_ENTRY_POINTS[0].stats.cache_path)
-    return all(any(folder.glob(f"{k.py_func.__module__.rpartition('.')[2]}.{k.py_func.__name__}-*.nbi")) for k in _ENTRY_POINTS)
+    return GRAMMARS.cached()
 
 
 def compile_kernels() -> None:

@@ -1,6 +1,6 @@
 """The cache of models: from what a user names to a folder that can be loaded.
 
-Layout, below the cache's root (settings.py):
+Layout, below the cache's root (agentkit/cache_folder.py):
 
     models/<key>/             one model: a folder in Hugging Face layout with agentkit.json, and model.gguf if it was fetched
     models/.work-<key>-*/     work in progress; renamed to models/<key> as the very last step, or left to be cleared away
@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentkit.cache_folder import cache_root
 from agentkit.engine.models.progress import Progress, progress_or_default
 from agentkit.engine.models.registry import KNOWN_MODELS, KnownModel
-from agentkit.engine.models.settings import cache_root
 from agentkit.errors import ModelNotFound
 
 __all__ = ["ModelEntry", "Place", "list_models", "path", "pull", "remove", "resolve"]

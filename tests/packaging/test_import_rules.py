@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # folder -> what it may import of agentkit besides itself (prefixes); None: everything
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "grammars": ("agentkit.errors", "agentkit.grammars"),
-    "engine": ("agentkit.errors", "agentkit.engine", "agentkit.grammars"),
+    "grammars": ("agentkit.errors", "agentkit.cache_folder", "agentkit.grammars"),
+    "engine": ("agentkit.errors", "agentkit.cache_folder", "agentkit.engine", "agentkit.grammars"),
     "tools": ("agentkit.errors", "agentkit.tools", "agentkit.tool"),
 }
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkit.engine.models import fetch, settings, store
+from agentkit.cache_folder import cache_root
+from agentkit.engine.models import fetch, store
 from agentkit.engine.models.loader import load_model
 from agentkit.engine.models.progress import LineProgress, progress_or_default, silent
 from agentkit.engine.models.registry import KNOWN_MODELS, KnownModel, WheelFile
@@ -264,10 +265,10 @@ def test_an_unreachable_hub_is_noticed_quickly() -> None:
 
 def test_the_cache_is_the_argument_then_the_variable_then_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AGENTKIT_CACHE", str(tmp_path / "variable"))
-    assert settings.cache_root(tmp_path / "argument") == tmp_path / "argument"
-    assert settings.cache_root() == tmp_path / "variable"
+    assert cache_root(tmp_path / "argument") == tmp_path / "argument"
+    assert cache_root() == tmp_path / "variable"
     monkeypatch.delenv("AGENTKIT_CACHE")
-    assert settings.cache_root().name.lower() in ("agentkit", "cache")
+    assert cache_root().name.lower() in ("agentkit", "cache")
 
 
 def test_lines_show_each_stage_and_its_quarters(capsys: pytest.CaptureFixture[str]) -> None:
