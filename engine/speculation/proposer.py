@@ -1,0 +1,45 @@
+"""What every way of guessing has in common. Knows nothing of how guesses are made or checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from agentkit.engine.speculation.tree import TokenTree
+
+
+class Draftable(Protocol):
+    """What a proposer sees of a request.
+
+    tokens: all that is known, the prompt first; the last one has not been computed yet.
+    draft_state: the proposer's own notes on this request. features: see `Proposer.wants_features`; None at first.
+    """
+
+    tokens: list[int]
+    draft_state: Any
+    features: Any
+
+
+class Proposer(Protocol):
+    """One way of guessing. All methods run on the engine thread.
+
+    name: as in Engine(speculation=name).
+    wants_features: the model's last hidden state at the last computed token is put into `request.features` (float32 [E]).
+    wants_choices: `observe` is called with the model's choice after every node, not only along what was kept.
+    """
+
+    name: str
+    wants_features: bool
+    wants_choices: bool
+
+    def propose(self, request: Draftable, limit: int) -> TokenTree:
+        """At most `limit` guessed tokens that may follow `request.tokens`; an empty tree when there is nothing to guess."""
+        ...
+
+    def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
+        """After a forward over `tree`, where wants_choices: chosen[0] is the model's likeliest token after the last known one, chosen[i + 1] after node i."""
+        ...
+
+    def release(self, request: Draftable) -> None:
+        """The request is over; lets go of whatever is kept for it."""
+        ...

@@ -1,0 +1,122 @@
+"""Proposers with trained heads: Medusa and EAGLE.
+
+Input: heads (heads.py) and the target's embedding table. Both read `request.features`, the target's last hidden states
+[N, E] at the computed tokens before the last known one, the newest last. Knows nothing of how heads are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from agentkit.engine.speculation.heads import EagleHead, MedusaHeads, Past
+from agentkit.engine.speculation.proposer import Draftable
+from agentkit.engine.speculation.tree import ROOT, TokenTree
+
+LEAST = 0.02  # probability of a branch below which it is not worth a place in the tree
+WIDTH = 3  # guesses tried at each place
+
+
+def _kind(probability: float) -> int:
+    """Ten kinds of guesses by how sure the head is of the first one."""
+    return min(9, int(probability * 10))
+
+
+class MedusaProposer:
+    """The likeliest paths over the product of the heads' guesses, the best first."""
+
+    name = "medusa"
+    wants_features = True
+    wants_choices = False
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+
+    def propose(self, request: Draftable, limit: int) -> TokenTree:
+        if request.features is None or limit < 1:
+            return TokenTree()
+        with torch.inference_mode():
+            logits = self._heads(request.features[-1])  # [heads, R]
+            top = logits.softmax(-1).topk(WIDTH)
+            ids = self._heads.ids[top.indices].tolist()
+        chances = top.values.tolist()
+        tree = TokenTree(_kind(chances[0][0]))
+        front = [(1.0, ROOT, 0)]  # probability, node, place of the next guess
+        while front and len(tree) < limit:
+            chance, node, place = front.pop(0)
+            if place == len(ids):
+                continue
+            for token, p in zip(ids[place], chances[place], strict=True):
+                if chance * p >= LEAST and len(tree) < limit:
+                    front.append((chance * p, tree.add(node, token), place + 1))
+            front.sort(key=lambda entry: -entry[0])
+        return tree
+
+    def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
+        """Learns nothing."""
+
+    def release(self, request: Draftable) -> None:
+        request.draft_state = None
+
+
+@dataclass
+class _Seen:
+    """Keys and values of EAGLE's layer for the states up to token `until` (exclusive)."""
+
+    past: Past | None = None
+    until: int = 0
+
+
+class EagleProposer:
+    """A chain by repeated steps of the head, with the runners-up of the first place beside it."""
+
+    name = "eagle"
+    wants_features = True
+    wants_choices = False
+
+    def __init__(self, head: EagleHead, embedding: torch.Tensor) -> None:
+        """embedding: [V, E], the target's."""
+        self._head, self._embedding = head, embedding
+
+    def propose(self, request: Draftable, limit: int) -> TokenTree:
+        if request.features is None or limit < 1:
+            return TokenTree()
+        state = request.draft_state
+        if not isinstance(state, _Seen):
+            state = request.draft_state = _Seen()
+        new = min(request.features.shape[0], len(request.tokens) - 1 - state.until)
+        if new < 1:
+            return TokenTree()
+        with torch.inference_mode():
+            following, past = self._step(request.features[-new:], request.tokens[-new:], state.past)
+            state.past, state.until = past, len(request.tokens) - 1
+            return self._draft(following, past, limit)
+
+    def _step(self, states: torch.Tensor, tokens: list[int], past: Past | None) -> tuple[torch.Tensor, Past]:
+        """states [T, E] -> the state one place on from the last [1, E]."""
+        following, past = self._head(states[None], self._embedding[torch.tensor(tokens)][None].float(), past)
+        return following[0, -1:], past
+
+    def _draft(self, following: torch.Tensor, past: Past, limit: int) -> TokenTree:
+        ids, chances = self._guesses(following)
+        tree, others = TokenTree(_kind(chances[0])), [t for t, p in zip(ids[1:], chances[1:], strict=True) if p >= LEAST]
+        node, chance = tree.add(ROOT, ids[0]), chances[0]
+        while len(tree) < limit and chance >= LEAST:
+            following, past = self._step(following, ids[:1], past)
+            ids, chances = self._guesses(following)
+            node, chance = tree.add(node, ids[0]), chance * chances[0]
+        for token in others[: limit - len(tree)]:
+            tree.add(ROOT, token)
+        return tree
+
+    def _guesses(self, state: torch.Tensor) -> tuple[list[int], list[float]]:
+        top = self._head.logits(state[0]).softmax(-1).topk(WIDTH)
+        return self._head.ids[top.indices].tolist(), top.values.tolist()
+
+    def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
+        """Learns nothing."""
+
+    def release(self, request: Draftable) -> None:
+        request.draft_state = None
