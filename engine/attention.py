@@ -7,9 +7,13 @@ a stride of zero over the group). This module knows nothing of models or request
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch.nn import functional
 
+from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVSequence
 
 
@@ -57,6 +61,134 @@ class SpanAttention:
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
             self._masks[window] = mask
         return mask
+
+
+class PagedSequence(Protocol):
+    """Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE of the pool."""
+
+    @property
+    def pages(self) -> Sequence[int]: ...
+
+
+class PagedPool(Protocol):
+    """data [L, 2, KV, S, D]: keys (0) and values (1) of every slot."""
+
+    @property
+    def data(self) -> torch.Tensor: ...
+
+
+class BatchAttention:
+    """Causal attention for the tokens of several spans, concatenated along T; one object per forward.
+
+    spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool.
+    Called as SpanAttention is. Keys and values are read as runs of neighbouring pages, never gathered; what the runs yield is
+    merged by the log-sum-exp of their scores.
+    """
+
+    def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]]) -> None:
+        self._data = pool.data
+        self._spans = tuple(spans)
+        slots = [s for sequence, offset, count in self._spans for s in _slots(sequence.pages, offset, offset + count)]
+        self._slots = torch.tensor(slots, dtype=torch.long, device=self._data.device)  # [T]
+        self._runs = [_runs(sequence.pages, offset, offset + count) for sequence, offset, count in self._spans]
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None, scale: float, softcap: float | None = None
+    ) -> torch.Tensor:
+        for part, new in enumerate((k, v)):
+            self._data[layer, part].index_copy_(1, self._slots, new.transpose(0, 1).to(self._data.dtype))
+        out = torch.empty_like(q)
+        start = 0
+        for (_, offset, count), runs in zip(self._spans, self._runs, strict=True):
+            part = q[start : start + count]
+            out[start : start + count] = self._attend(layer, part, offset, runs, window, scale, softcap)
+            start += count
+        return out
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, offset: int, runs: list[tuple[int, int, int]], window: int | None, scale: float, softcap: float | None
+    ) -> torch.Tensor:
+        """One span's q [T, H, D] over its runs -> [T, H, D]."""
+        parts = []
+        for start, slot, length in runs:
+            skip = 0 if window is None else max(0, min(length, offset - window + 1 - start))
+            if skip == length:
+                continue
+            first = start + skip
+            keys, values = (self._data[layer, i, :, slot + skip : slot + length].to(q.dtype) for i in (0, 1))
+            mask = _mask(offset, q.shape[0], first, start + length, window, q)
+            parts.append(_partial(q, keys, values, mask, scale, softcap))
+        return merge(parts)
+
+
+def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Attention over the union of disjoint sets of keys, from (out [T, H, D], log-sum-exp [T, H]) over each of them.
+
+    A row that sees none of a set's keys brings a log-sum-exp of -inf for it. FlashInfer's cascade: arXiv:2501.01005.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    weights = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)  # [parts, T, H, 1]
+    out = parts[0][0] * weights[0]
+    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
+        out = out + part * weight
+    return out
+
+
+def _slots(pages: Sequence[int], start: int, end: int) -> list[int]:
+    return [pages[p // PAGE] * PAGE + p % PAGE for p in range(start, end)]
+
+
+def _runs(pages: Sequence[int], offset: int, end: int) -> list[tuple[int, int, int]]:
+    """(position, slot, length) of stretches without a gap that cover 0..end; none of them crosses `offset`."""
+    runs: list[tuple[int, int, int]] = []
+    for start, stop in ((0, offset), (offset, end)):
+        first = len(runs)
+        while start < stop:
+            length, slot = min(PAGE - start % PAGE, stop - start), pages[start // PAGE] * PAGE + start % PAGE
+            if len(runs) > first and runs[-1][1] + runs[-1][2] == slot:
+                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + length)
+            else:
+                runs.append((start, slot, length))
+            start += length
+    return runs
+
+
+def _mask(offset: int, count: int, first: int, end: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+    """Additive mask [count, end-first] of positions first..end for the tokens at offset..offset+count; None: all are seen."""
+    if (end <= offset or count == 1) and (window is None or first > offset + count - 1 - window):
+        return None
+    rows = torch.arange(offset, offset + count, device=like.device).unsqueeze(1)
+    columns = torch.arange(first, end, device=like.device)
+    hidden = columns > rows
+    if window is not None:
+        hidden |= columns <= rows - window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+
+
+def _partial(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, H, D] over keys and values [KV, S, D] -> (out [T, H, D], log-sum-exp [T, H]); rows that see no key: (0, -inf)."""
+    t, heads, dim = q.shape
+    kv = keys.shape[0]
+    blind = None if mask is None else (mask == -torch.inf).all(1)
+    if q.device.type == "cpu" and softcap is None and (blind is None or not bool(blind.any())):
+        queries = q.view(t, kv, heads // kv, dim).permute(1, 2, 0, 3)  # [KV, G, T, D]
+        shape = (kv, heads // kv, keys.shape[1], dim)
+        wide = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, *wide, 0.0, False, attn_mask=mask, scale=scale)
+        return out.permute(2, 0, 1, 3).reshape(t, heads, dim), lse.permute(2, 0, 1).reshape(t, heads)
+    queries = q.float().view(t, kv, heads // kv, dim).permute(1, 2, 0, 3).reshape(kv, -1, dim)  # [KV, G*T, D]
+    scores = torch.bmm(queries, keys.float().transpose(1, 2)).mul_(scale).view(kv, heads // kv, t, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.clamp(min=-1e30).unsqueeze(-1)).view(kv, -1, scores.shape[-1])
+    out = torch.bmm(weights, values.float()).view(kv, heads // kv, t, dim)
+    return out.permute(2, 0, 1, 3).reshape(t, heads, dim).to(q.dtype), lse.permute(2, 0, 1).reshape(t, heads)
 
 
 def attend_fused(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float, *, causal: bool) -> torch.Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentkit.engine.attention import SpanAttention, attend_explicit
+from agentkit.engine.attention import BatchAttention, SpanAttention, attend_explicit
+from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool, KVShape
 
 
@@ -58,3 +59,40 @@ def test_explicit_takes_any_mask() -> None:
     q, k, v = torch.randn(2, 2, 8), torch.randn(1, 3, 8), torch.randn(1, 3, 8)
     mask = torch.tensor([[0.0, -torch.inf, -torch.inf], [-torch.inf, 0.0, -torch.inf]])
     assert torch.allclose(attend_explicit(q, k, v, mask, 1.0), v[0, :2].unsqueeze(1).expand(2, 2, 8))
+
+
+class Sequence:
+    def __init__(self, pages: list[int]) -> None:
+        self.pages = pages
+
+
+class Pool:
+    def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
+        self.data = torch.full((2, 2, kv, pages * PAGE, dim), torch.nan, dtype=dtype)
+
+
+PAGES = {"one run": [4, 5, 6, 7, 8], "scattered": [9, 2, 7, 3, 0], "two runs": [6, 7, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_over_pages_equal_the_reference(pages: list[int], window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
+    """Two sequences grow side by side by spans that end within, at and beyond page boundaries; slots not yet written hold NaN."""
+    h, kv, dim = 6, 2, 16
+    generator = torch.Generator().manual_seed(1)
+    pool = Pool(20, kv, dim, dtype)
+    sequences = [Sequence(pages), Sequence([p + 10 for p in pages])]
+    data = [[torch.randn(150, n, dim, generator=generator).to(dtype).float() for n in (h, kv, kv)] for _ in sequences]
+    at = [0, 0]
+    for counts in ((33, 1), (1, 31), (30, 1), (1, 64), (17, 1)):
+        spans = [(s, a, c) for s, a, c in zip(sequences, at, counts, strict=True)]
+        attend = BatchAttention(pool, spans)
+        new = [[x[a : a + c] for x in d] for d, a, c in zip(data, at, counts, strict=True)]
+        q, k, v = (torch.cat(parts) for parts in zip(*new, strict=True))
+        for layer in range(2):
+            out = attend(layer, q, k, v, window=window, scale=0.3, softcap=softcap)
+            wanted = torch.cat([reference(n[0], d[1], d[2], a, window, softcap) for n, d, a in zip(new, data, at, strict=True)])
+            assert (out.double() - wanted).abs().max() < 1e-5
+        at = [a + c for a, c in zip(at, counts, strict=True)]

@@ -1,0 +1,1 @@
+"""Numba kernels of the forward pass on the CPU: quantised matrices, attention over pages, and what lies between them."""

@@ -1,0 +1,6 @@
+"""Sizes that kernels and their callers share. Knows nothing of either."""
+
+from __future__ import annotations
+
+PAGE = 32
+"""Positions in a page of keys and values; position p of a sequence lies in slot pages[p // PAGE] * PAGE + p % PAGE."""
