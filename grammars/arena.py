@@ -104,10 +104,11 @@ class Arena:
         with self.lock:
             node = self._roots.get((program.digest, every_byte))
             if node is None:
-                specials = np.array([self.vocabulary.special_symbol(name) for name in program.specials], np.int64)
+                code, names = program.resolved(self.vocabulary.special_tokens)
+                specials = np.array([-1 if name is None else self.vocabulary.special_symbol(name) for name in names], np.int64)
                 count, rules = len(program.starts), len(program.rules)
                 work = [np.zeros(n, np.int64) for n in (count, rules, rules, count)]
-                parts = [part.astype(np.int64) for part in (program.code, program.starts, program.blob, program.rules)]
+                parts = [part.astype(np.int64) for part in (code, program.starts, program.blob, program.rules)]
                 voc = self.vocabulary.array_of_every_byte if every_byte else self._voc
                 node = self._run(lower, voc, *parts, program.root, specials, *work)
                 self._roots[program.digest, every_byte] = node

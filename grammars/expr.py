@@ -12,23 +12,25 @@ The algebra (semantics are sets of byte strings; one extra symbol per special to
     CLASS        one byte of a set             REPEAT(x, lo, hi) lo to hi times; hi None: no upper bound
     LITERAL      a run of bytes                AND, NOT         intersection, complement (regular operands only)
     TRIE         one of many literals          CALL(rule)       a named, possibly recursive, rule
-    SPECIAL      one special token             MEMBERS          the inside of a JSON object, from the first key
-                                                                to the closing brace
+    SPECIAL      one special token             ABSENT           the empty text where the vocabulary lacks a special token
+    MEMBERS      the inside of a JSON object, from the first key to the closing brace
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS = range(13)
+from agentkit.errors import GrammarError
+
+OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
 
 UNBOUNDED = -1  # hi of a repeat, max_properties of an object
-FORMAT = 1  # raised whenever the meaning of a program's integers changes
+FORMAT = 2  # raised whenever the meaning of a program's integers changes
 DECLARED, ANY = 0, 1  # key orders of MEMBERS
 
 Node = int
@@ -69,7 +71,7 @@ class Program:
     blob:   uint8, literal bytes and 32-byte class bitmaps
     rules:  int32 [rules], node of each rule's body
     root:   node of the whole language
-    specials: names of the special tokens used; SPECIAL nodes hold an index into it
+    specials: names of the special tokens used; SPECIAL and ABSENT nodes hold an index into it
     """
 
     code: np.ndarray
@@ -79,6 +81,25 @@ class Program:
     root: Node
     specials: tuple[str, ...] = ()
     digest: bytes = field(default=b"", compare=False)
+
+    def resolved(self, names: Container[str]) -> tuple[np.ndarray, list[str | None]]:
+        """For a vocabulary with the special tokens `names`: the code without ABSENT, and `specials` with None for those it lacks.
+
+        Raises:
+            GrammarError: a special token that the grammar needs is not among `names`.
+        """
+        if not self.specials:
+            return self.code, []
+        lacking = [name not in names for name in self.specials]
+        ops = self.code[self.starts]
+        at, special = self.starts[ops == OP_ABSENT], self.code[self.starts[ops == OP_SPECIAL] + 1]
+        either = self.code[at + 1]
+        needed = next((self.specials[i] for i in special.tolist() if lacking[i] and i not in either), None)
+        if needed is not None:
+            raise GrammarError(f"the grammar uses the special token {needed!r}, which this vocabulary does not have; spell it as text, or take Builder.marker")
+        code = self.code.copy()
+        code[at] = np.where(np.asarray(lacking)[either], OP_EPSILON, OP_EMPTY)
+        return code, [None if lacks else name for name, lacks in zip(self.specials, lacking, strict=True)]
 
     @staticmethod
     def make(code: list[int], starts: list[int], blob: bytes, rules: list[int], root: Node, specials: tuple[str, ...]) -> Program:
@@ -198,8 +219,16 @@ class Builder:
         return self._add(OP_TRIE, *members)
 
     def special(self, name: str) -> Node:
-        """The special token spelled `name`; only this matches it, never text that looks alike."""
+        """The special token spelled `name`; only this matches it, never text that looks alike. A vocabulary without it refuses the grammar."""
         return self._add(OP_SPECIAL, self._specials.setdefault(name, len(self._specials)))
+
+    def absent(self, name: str) -> Node:
+        """The empty text for a vocabulary without the special token `name`, nothing for one that has it."""
+        return self._add(OP_ABSENT, self._specials.setdefault(name, len(self._specials)))
+
+    def marker(self, name: str) -> Node:
+        """The special token `name` where the vocabulary has it, else its text: some families spell their markers either way."""
+        return self.alt(self.special(name), self.seq(self.absent(name), self.literal(name.encode())))
 
     def rule(self) -> int:
         self._rules.append(None)
@@ -286,7 +315,7 @@ def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, special
     """Layout of a node in `code` (n' = renumbered node, o = offset into `blob`):
 
     EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]
-    SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL [op, index]
+    SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL, ABSENT [op, index]
     TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
     MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
              (o, length, value', required) per field in declared order, (key', value') per extra,
@@ -323,7 +352,7 @@ def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, special
             code.append(new[n[1]])
         elif op == OP_CALL:
             code.append(new_rule[n[1]])
-        elif op == OP_SPECIAL:
+        elif op in (OP_SPECIAL, OP_ABSENT):
             code.append(n[1])
         elif op == OP_TRIE:
             code.append(len(n) - 1)

@@ -149,5 +149,5 @@ class Grammar:
         arena = vocabulary.arena
         root = arena.root(self.program) or arena.root(self.program, every_byte=True)
         if root == 0:
-            raise UnsatisfiableSchema("#", "the grammar matches no text (or needs a special token that this vocabulary does not have)")
+            raise UnsatisfiableSchema("#", "the grammar matches no text")
         return Matcher(self, vocabulary, arena, root)

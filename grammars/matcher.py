@@ -137,7 +137,8 @@ class Matcher:
         self._finished = True
 
     def accept_bytes(self, data: bytes) -> None:
-        """Move on by bytes, all or none; they may end inside a token or a character. One unit for `rollback`.
+        """Move on by bytes, all or none; they may end inside a token or a character. One unit for `rollback`. A special token has
+        no bytes: `accept` its id.
 
         Raises:
             GrammarViolation: not allowed here; the state is unchanged.
@@ -186,7 +187,8 @@ class Matcher:
         return b"" if self._finished else self._arena.forced_bytes(self._state)
 
     def forced_tokens(self, before: Sequence[int] = ()) -> list[int]:
-        """The tokens that must come next, split as the model's own tokenizer would; empty if there is a choice.
+        """The tokens that must come next, split as the model's own tokenizer would; empty if there is a choice. A special token
+        that must come is one too.
 
         A last token that the text after the forced stretch could merge with is left out.
 
@@ -195,9 +197,17 @@ class Matcher:
         """
         forced = self.forced_bytes()
         if not forced:
-            return []
+            return [] if self._finished else self._forced_special(self._state)
         state = self._arena.advance_bytes(self._state, forced)
-        return canonical_tokens(self.vocabulary, forced, before, final=self._arena.is_final(state))
+        final = self._arena.is_final(state) or bool(self._forced_special(state))  # no text merges with a special token
+        return canonical_tokens(self.vocabulary, forced, before, final=final)
+
+    def _forced_special(self, state: int) -> list[int]:
+        """The special token that must come next, if one must."""
+        if not self.grammar.program.specials or self._arena.is_accepting(state):
+            return []
+        bits = np.flatnonzero(np.unpackbits(self._arena.mask(state).view(np.uint8), bitorder="little"))
+        return bits.tolist() if len(bits) == 1 and int(bits[0]) in self.vocabulary.special_tokens.values() else []
 
     def completion_tokens(self) -> int:
         """Upper bound on the tokens that complete the text from here; 0 if it may end here.

@@ -29,10 +29,10 @@ class Vocabulary:
         tokens: bytes of each id; None for a special token, which is never text (b"" is never allowed at all).
         stop_token_ids: ids that end a text; they are never text themselves, even if they have bytes.
         width: columns of a mask (the model's logit width), at least len(tokens). Default: len(tokens).
-        special_names: name -> id of special tokens, for grammars that use them as symbols.
+        special_tokens: name -> id of special tokens, for grammars that use them as symbols; they have no bytes.
 
     Raises:
-        ValueError: width below the largest id + 1, or a stop id outside of it.
+        ValueError: width below the largest id + 1, a stop or special id outside of it, or a special token with bytes.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Vocabulary:
         stop_token_ids: Sequence[int] = (),
         width: int | None = None,
         *,
-        special_names: dict[str, int] | None = None,
+        special_tokens: dict[str, int] | None = None,
         tokenizer: Any = None,
     ) -> None:
         needed = max(len(tokens), max(stop_token_ids, default=-1) + 1)
@@ -53,7 +53,10 @@ class Vocabulary:
         self.words = (self.width + 31) // 32
         self.stop_token_ids = tuple(dict.fromkeys(int(t) for t in stop_token_ids))
         self.tokens: list[bytes | None] = list(tokens)
-        self.special_names = dict(special_names or {})
+        self.special_tokens = dict(special_tokens or {})
+        for name, token in self.special_tokens.items():
+            if not 0 <= token < self.width or (token < len(tokens) and tokens[token] and token not in stop_token_ids):
+                raise ValueError(f"special_tokens: {name!r} has the id {token}, which must be below {self.width} and None among the tokens")
         self.tokenizer = tokenizer
         """The tokenizers.Tokenizer this came from, if any: forced text is split the way it would."""
         self._plain: Any = None
@@ -76,7 +79,7 @@ class Vocabulary:
             stop_token_ids = [tokenizer.eos_token_id]
         raw = load_tokenizer(tokenizer)
         names = {token.content: i for i, token in raw.get_added_tokens_decoder().items() if token.special}
-        return cls(token_bytes(raw), stop_token_ids, width, special_names=names, tokenizer=raw)
+        return cls(token_bytes(raw), stop_token_ids, width, special_tokens=names, tokenizer=raw)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -102,7 +105,7 @@ class Vocabulary:
         single = {t[0] for t, _ in text if len(t) == 1}
         by_id = [b"" if d is None or i in stops else d for i, d in enumerate(self.tokens)] + [b""] * (self.width - len(self.tokens))
         token_starts = np.concatenate([[0], np.cumsum([len(t) for t in by_id], dtype=np.int64)]).astype(np.int32)
-        specials = np.full(max(len(self.special_names), 1), -1, np.int32)
+        specials = np.full(max(len(self.special_tokens), 1), -1, np.int32)
         sections = {
             layout.V_BYTE: byte, layout.V_DEPTH: depth, layout.V_SKIP: skip, layout.V_PARENT: parent, layout.V_FIRST: first, layout.V_IDS: ids,
             layout.V_START: token_starts, layout.V_BYTES: np.frombuffer(b"".join(by_id), np.uint8).astype(np.int32),
@@ -151,12 +154,15 @@ class Vocabulary:
         """Symbol number of the special token `name` inside grammars; switched on in the masks from now on.
 
         Raises:
-            GrammarError: this vocabulary has no such special token.
+            GrammarError: this vocabulary has no such special token, or it is a stop token.
         """
-        if name not in self.special_names:
-            raise GrammarError(f"the grammar uses the special token {name!r}, which this vocabulary does not have; it has {sorted(self.special_names)[:20]}")
+        token = self.special_tokens.get(name)
+        if token is None:
+            raise GrammarError(f"the grammar uses the special token {name!r}, which this vocabulary does not have; it has {sorted(self.special_tokens)[:20]}")
+        if token in self.stop_token_ids:
+            raise GrammarError(f"the grammar uses the special token {name!r}, which ends the text here: it is among stop_token_ids")
         symbol = self._symbols.setdefault(name, len(self._symbols))
-        self.array[self.array[layout.V_SPECIALS] + symbol] = self.special_names[name]
+        self.array[self.array[layout.V_SPECIALS] + symbol] = token
         self.array[layout.V_SPECIAL_COUNT] = len(self._symbols)
         return symbol
 

@@ -21,10 +21,14 @@ Text = Sequence[int | str]
 
 
 class Reference:
-    """The language of one program. Expressions are nested tuples whose first entry names the operator."""
+    """The language of one program. Expressions are nested tuples whose first entry names the operator.
 
-    def __init__(self, program: Program) -> None:
+    present: the special tokens that the vocabulary has; None: all that the program names.
+    """
+
+    def __init__(self, program: Program, present: Sequence[str] | None = None) -> None:
         self.program = program
+        self.present = program.specials if present is None else tuple(present)
         self.blob = program.blob.tobytes()
         self.code = program.code.tolist()
         self.node = cache(self._node)
@@ -58,6 +62,8 @@ class Reference:
             return ("call", c[at + 1])
         if op == expr.OP_SPECIAL:
             return ("class", frozenset([self.program.specials[c[at + 1]]]))
+        if op == expr.OP_ABSENT:
+            return EMPTY if self.program.specials[c[at + 1]] in self.present else EPSILON
         if op == expr.OP_TRIE:
             spots = [(c[at + 2 + 2 * k], c[at + 3 + 2 * k]) for k in range(c[at + 1])]
             return alt(*(text_of(self.blob[o : o + n]) for o, n in spots))

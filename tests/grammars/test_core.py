@@ -20,7 +20,7 @@ MORE += [b"abc", b"abcabc", b'":', b'",', b'{"', b'{"a', b',"', b',"a":', b'":9'
 TOKENS: list[bytes | None] = [*SINGLE, *MORE, None, None]
 END, STOP = len(TOKENS) - 2, len(TOKENS) - 1
 SPELLED: list[list[int | str]] = [list(t or b"") for t in TOKENS[:END]] + [["<end>"]]
-VOCABULARY = Vocabulary(TOKENS, stop_token_ids=[STOP], special_names={"<end>": END})
+VOCABULARY = Vocabulary(TOKENS, stop_token_ids=[STOP], special_tokens={"<end>": END})
 
 
 def allowed(matcher: Matcher) -> set[int]:
