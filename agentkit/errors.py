@@ -7,6 +7,7 @@
     │   ├── NotYetSupported           a front end that this version does not have
     │   ├── UnsatisfiableSchema       nothing can match
     │   ├── GrammarTooComplex         a stated limit was passed while compiling or stepping
+    │   ├── CompileCancelled          the caller no longer wants the grammar that is being compiled
     │   ├── GrammarViolation          a token or byte that the grammar does not allow here
     │   ├── NoTokenPath               bytes could go on, but no token of the vocabulary spells them
     │   └── BudgetTooSmall            even the shortest completion does not fit into max_tokens
@@ -37,6 +38,7 @@ from typing import Any
 __all__ = [
     "AgentKitError",
     "BudgetTooSmall",
+    "CompileCancelled",
     "ContextTooLong",
     "EngineBusy",
     "EngineError",
@@ -127,6 +129,10 @@ class GrammarTooComplex(GrammarError):
     def __init__(self, limit: str, message: str) -> None:
         super().__init__(f"{message} (limit: {limit})")
         self.limit = limit
+
+
+class CompileCancelled(GrammarError):
+    """Compiling was given up because its `cancel` said so; nothing has been kept."""
 
 
 class GrammarViolation(GrammarError):

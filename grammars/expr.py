@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from agentkit.errors import GrammarError
+from agentkit.grammars.effort import checkpoint
 
 OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
 
@@ -130,6 +131,7 @@ class Builder:
     def _add(self, *key: object) -> Node:
         node = self._index.get(key)
         if node is None:
+            checkpoint()
             node = self._index[key] = len(self._nodes)
             self._nodes.append(key)
         return node

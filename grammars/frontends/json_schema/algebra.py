@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
+from agentkit.grammars.effort import checkpoint
 from agentkit.grammars.frontends.json_schema.families import EVERYTHING, NOTHING, Family, family_of, refine
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ANY_BOOLEAN, ANYTHING, FREE, KINDS, Array, Booleans, Contains, Exists, Null, Object, Shape
@@ -98,6 +99,7 @@ def product(left: Sequence[Shape], right: Sequence[Shape], types: Types) -> list
     for a in left:
         for b in right:
             if a.kind == b.kind:
+                checkpoint()
                 both = intersect(a, b, types)
                 if both is not None:
                     out.append(both)

@@ -8,7 +8,7 @@ tokens or models.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.expr import Builder, Node, Program
@@ -17,6 +17,8 @@ from agentkit.grammars.frontends.json_schema.emit import Emitter, KeyOrder, Styl
 from agentkit.grammars.frontends.json_schema.expand import Expander
 from agentkit.grammars.frontends.json_schema.solve import Solver
 from agentkit.grammars.report import Report
+
+Formats = Literal["enforce", "annotate"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,13 @@ class CompiledSchema:
 
 
 def schema_node(
-    builder: Builder, schema: Any, *, whitespace: Whitespace = "compact", key_order: KeyOrder = "declared", plain_integers: bool = False
+    builder: Builder,
+    schema: Any,
+    *,
+    whitespace: Whitespace = "compact",
+    key_order: KeyOrder = "declared",
+    plain_integers: bool = False,
+    formats: Formats = "enforce",
 ) -> tuple[Node, Report]:
     """The language of a schema as a node of `builder`, to embed it in a bigger grammar.
 
@@ -39,6 +47,7 @@ def schema_node(
         schema: parsed JSON: a dict, or True or False. Draft 2020-12, or the draft that `$schema` names (04 to 2019-09).
         whitespace: "compact" (none) or "flexible" (between tokens at most one line break and 40 blanks before and after it).
         key_order: "declared" (as in the schema, undeclared keys once no required one is left) or "any".
+        formats: "enforce" (those that formats.py knows) or "annotate" (none, as the standard has it unless told otherwise).
         plain_integers: integers are written without a zero fraction (`1`, never `1.0`), as programs that parse them like it.
 
     Raises:
@@ -50,8 +59,10 @@ def schema_node(
     style = Style(whitespace, key_order, plain_integers)
     if not isinstance(schema, (dict, bool)):
         raise InvalidGrammar(f"#: a schema is an object, true or false, not {type(schema).__name__}; parse JSON text first", pointer="#")
+    if formats not in ("enforce", "annotate"):
+        raise ValueError(f"formats must be 'enforce' or 'annotate', not {formats!r}")
     document = Document(schema)
-    expander = Expander(document)
+    expander = Expander(document, formats=formats == "enforce")
     root = expander.type_at(document.root)
     solver = Solver(expander)
     solver.solve(root)
@@ -64,9 +75,10 @@ def compile_schema(
     whitespace: Whitespace = "compact",
     key_order: KeyOrder = "declared",
     plain_integers: bool = False,
+    formats: Formats = "enforce",
     builder: Builder | None = None,
 ) -> CompiledSchema:
     """The language of a schema as a program of its own; arguments and errors as for `schema_node`."""
     builder = Builder() if builder is None else builder
-    node, report = schema_node(builder, schema, whitespace=whitespace, key_order=key_order, plain_integers=plain_integers)
+    node, report = schema_node(builder, schema, whitespace=whitespace, key_order=key_order, plain_integers=plain_integers, formats=formats)
     return CompiledSchema(builder.program(node), report)

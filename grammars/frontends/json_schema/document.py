@@ -161,8 +161,12 @@ class Document:
         root = self.root.resource
         table = {root.uri: root}
         stack: list[tuple[Any, str, Resource, bool]] = [(root.schema, "#", root, False)]
+        seen: set[tuple[int, bool]] = set()  # Python objects may stand at many places of a document, even within themselves
         while stack:
             value, pointer, resource, named = stack.pop()
+            if (id(value), named) in seen:
+                continue
+            seen.add((id(value), named))
             if isinstance(value, list):
                 stack.extend((v, f"{pointer}/{i}", resource, False) for i, v in enumerate(value))
             elif isinstance(value, dict):

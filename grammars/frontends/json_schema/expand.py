@@ -39,12 +39,13 @@ _PLAIN: dict[str, tuple[Shape, ...]] = {
 
 
 class Expander:
-    """Works out types of one document. `report` collects what was read."""
+    """Works out types of one document. `report` collects what was read; `formats`: are formats enforced, or annotations?"""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, formats: bool = True) -> None:
         self.document = document
         self.draft = document.draft
         self.scope = kw.scope(document.draft, document.declared)
+        self.formats = formats
         self.types = Types()
         self.report = Report(self.scope)
         self.tracking = False  # shapes record which members were evaluated (for unevaluated*)
@@ -237,7 +238,7 @@ def _numbers(x: Expander, at: Location, name: str) -> Shape | None:
 
 
 def _strings(x: Expander, at: Location, name: str) -> Shape | None:
-    return strings_from(at.schema, at.pointer, x.report)
+    return strings_from(at.schema, at.pointer, x.report, formats_bind=x.formats)
 
 
 _BUILDERS: dict[str, tuple[int, _Build]] = {

@@ -198,13 +198,16 @@ def spell_key(name: str) -> bytes:
     return json_escape(name)
 
 
-def strings_from(schema: dict[str, Any], pointer: str, report: Report) -> Strings | None:
-    """minLength, maxLength, pattern and format; None if empty. A format that is not known is an annotation, and reported so."""
+def strings_from(schema: dict[str, Any], pointer: str, report: Report, *, formats_bind: bool = True) -> Strings | None:
+    """minLength, maxLength, pattern and format; None if empty. A format that is not known, or if no format binds, is an annotation and reported so."""
     pattern, form = schema.get("pattern"), schema.get("format")
     if pattern is not None and not isinstance(pattern, str):
         raise kw.malformed(pointer, "pattern", pattern, "a regular expression in a string")
     if form is not None and not isinstance(form, str):
         raise kw.malformed(pointer, "format", form, "a name")
+    if form is not None and not formats_bind:
+        report.irrelevant(f"{pointer}/format", "formats are annotations here (formats='annotate')")
+        form = None
     if form is not None and formats.find(form) is None:
         report.irrelevant(f"{pointer}/format", f"the format {form!r} says nothing that the text could break")
         form = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar
+from agentkit.grammars.effort import checkpoint
 
 MAX_TYPES = 50_000
 
@@ -73,6 +74,7 @@ class Types:
         return found
 
     def _new(self, made: Type) -> Type:
+        checkpoint()
         self._count += 1
         if self._count > MAX_TYPES:
             raise GrammarTooComplex("types", f"combining the parts gives more than {MAX_TYPES} different conditions; use fewer overlapping branches")
