@@ -13,7 +13,7 @@ import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numba
 from numba import njit, types
@@ -38,9 +38,9 @@ class KernelLibrary:
         self.folder = cache_root() / "kernels" / f"{name}-{self.digest}"
         self._entries: list[Any] = []
 
-    def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """An entry point for Python: compiled on first use, or loaded from the cache folder."""
-        dispatcher = _one_signature(njit(nogil=True, boundscheck=False)(function))
+    def kernel(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """An entry point for Python: compiled on first use, or loaded from the cache folder. options: numba's own, such as parallel=True."""
+        dispatcher = _one_signature(njit(nogil=True, boundscheck=False, **options)(function))
         if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             dispatcher._cache = _cache_in(self, function)
             self._entries.append(dispatcher)
@@ -73,7 +73,7 @@ def _cache_in(library: KernelLibrary, function: Callable[..., Any]) -> Any:
             return str(self._lineno)
 
     class Implementation(caching.CompileResultCacheImpl):
-        _locator_classes: ClassVar = [Locator]
+        _locator_classes = [Locator]  # noqa: RUF012 - as numba declares it
 
     class Cache(caching.FunctionCache):
         _impl_class = Implementation

@@ -51,13 +51,13 @@ class MedusaHeads(nn.Module):
     def __init__(self, config: HeadsConfig, ids: torch.Tensor, output: torch.Tensor) -> None:
         """ids: int64 [R], the draft vocabulary.   output: [R, E], these rows of the target's output layer."""
         super().__init__()
+        self.ids: torch.Tensor
         self.config = config
         self.blocks = nn.ModuleList(nn.Linear(config.hidden, config.hidden) for _ in range(config.heads))
         self.output = nn.Parameter(output.clone())
         self.register_buffer("ids", ids.clone())
-        for block in self.blocks:
-            nn.init.zeros_(block.weight)  # begins as the target's own output layer
-            nn.init.zeros_(block.bias)
+        for parameter in self.blocks.parameters():
+            nn.init.zeros_(parameter)  # begins as the target's own output layer
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         moved = torch.stack([states + F.silu(block(states)) for block in self.blocks])
@@ -69,6 +69,7 @@ class EagleHead(nn.Module):
 
     def __init__(self, config: HeadsConfig, ids: torch.Tensor, output: torch.Tensor) -> None:
         super().__init__()
+        self.ids: torch.Tensor
         e, self.config = config.hidden, config
         self.fuse = nn.Linear(2 * e, e)
         self.before = nn.RMSNorm(e)
@@ -103,12 +104,13 @@ class EagleHead(nn.Module):
 
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         heads = self.config.attention_heads
-        return tuple(part.unflatten(-1, (heads, -1)).transpose(-2, -3) for part in qkv.chunk(3, -1))  # [B, H, T, D]
+        return tuple(part.view(*part.shape[:-1], heads, -1).transpose(-2, -3) for part in qkv.chunk(3, -1))  # [B, H, T, D]
 
     def _finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = x + self.out(attended.transpose(-2, -3).flatten(-2))
         gate, up = self.up(self.between(x)).chunk(2, -1)
-        return self.last(x + self.down(F.silu(gate) * up))
+        following: torch.Tensor = self.last(x + self.down(F.silu(gate) * up))
+        return following
 
 
 Heads = MedusaHeads | EagleHead
