@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
+from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.loader import read_config
+from agentkit.engine.models.tensors import TensorFolder
+from agentkit.engine.models.weights import build_decoder
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -102,3 +110,13 @@ def write_llama_gguf(path: Path, *, kind: gguf.GGMLQuantizationType = gguf.GGMLQ
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_decoder(folder: Path) -> Decoder:
+    """A decoder of the Llama family with `llama_weights`, written to `folder` in hub layout and loaded from it."""
+    names = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_key_value_heads": KEYS, "head_dim": SIZE, "intermediate_size": MLP}
+    sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "vocab_size": len(VOCABULARY), "max_position_embeddings": 512, "tie_word_embeddings": True}
+    sizes |= {"eos_token_id": 0, "rms_norm_eps": 1e-5}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **names, **sizes}))
+    save_file(llama_weights(), folder / "model.safetensors")
+    return build_decoder(read_config(folder), TensorFolder(folder), torch.float32, torch.device("cpu"))
