@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from agentkit.cache_folder import cache_root
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
@@ -37,6 +38,7 @@ from agentkit.engine.text import OutputText
 from agentkit.engine.weights import half_precision
 from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
+from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
     from agentkit.engine.models.tokenizer import Tokenizer
@@ -109,6 +111,7 @@ class Engine:
         self._vocabulary: Vocabulary | None = None
         self._vocabulary_lock = threading.Lock()
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
+        settings.suggest_disk(cache_root(cache_dir) / "grammars")
         self.load_s = time.perf_counter() - start
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -246,8 +249,10 @@ class Engine:
             if self._vocabulary is None:
                 _compile_kernels_once(self._progress)
                 tokenizer = self._loaded.tokenizer
-                width = max(self._loaded.config.vocab_size, len(tokenizer.token_bytes))
-                self._vocabulary = Vocabulary.from_tokenizer(tokenizer.raw, list(self._stop_ids), width)
+                tokens = tokenizer.token_bytes
+                width = max(self._loaded.config.vocab_size, len(tokens))
+                names = tokenizer.special_tokens
+                self._vocabulary = Vocabulary(tokens, self._stop_ids, width, special_tokens=names, tokenizer=tokenizer.raw)
             return self._vocabulary
 
     def close(self) -> None:

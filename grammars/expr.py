@@ -103,7 +103,14 @@ class Program:
         return code, [None if lacks else name for name, lacks in zip(self.specials, lacking, strict=True)]
 
     @staticmethod
-    def make(code: list[int], starts: list[int], blob: bytes, rules: list[int], root: Node, specials: tuple[str, ...]) -> Program:
+    def make(
+        code: Sequence[int] | np.ndarray,
+        starts: Sequence[int] | np.ndarray,
+        blob: bytes,
+        rules: Sequence[int] | np.ndarray,
+        root: Node,
+        specials: tuple[str, ...],
+    ) -> Program:
         arrays = [np.asarray(x, np.int32) for x in (code, starts, rules)]
         h = hashlib.blake2b(digest_size=16)
         for part in (*(a.tobytes() for a in arrays), blob, repr((FORMAT, root, specials)).encode()):

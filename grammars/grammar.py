@@ -6,12 +6,13 @@ Made by the front ends; hands out matchers. Compiling is thread-safe and cached 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
+from agentkit.grammars.compiled import Compiled, compiled_once
 from agentkit.grammars.effort import TIME_LIMIT, limited
-from agentkit.grammars.expr import Builder, Program
+from agentkit.grammars.expr import Builder, Node, Program
 
 if TYPE_CHECKING:
     from agentkit.grammars.matcher import Matcher
@@ -58,11 +59,8 @@ class Grammar:
             key_order: "declared": keys in the order of `properties`; "any": every order.
             formats: "enforce": those that are known (docs/formats.md); "annotate": none, as a validator does that is not told to.
         """
-        from agentkit.grammars.frontends.json_schema import compile_schema
-
         with limited(time_limit, cancel):
-            compiled = compile_schema(schema, whitespace=whitespace, key_order=key_order, formats=formats)
-        return cls(compiled.program, compiled.report)
+            return cls(*_of_schema(schema, whitespace, key_order, formats, plain_integers=False))
 
     @classmethod
     def from_pydantic(
@@ -71,28 +69,38 @@ class Grammar:
         *,
         mode: Literal["validation", "serialization"] = "validation",
         by_alias: bool = True,
+        closed: bool = False,
+        whitespace: Whitespace = "compact",
+        key_order: KeyOrder = "declared",
+        formats: Formats = "enforce",
         time_limit: float | None = TIME_LIMIT,
         cancel: Cancel | None = None,
-        **options: Any,
     ) -> Grammar:
         """JSON texts that a Pydantic model, or any type that Pydantic can validate, accepts.
 
-        Options: those of `from_json_schema`, and closed=True: no undeclared keys unless the class allows extras.
+        Args:
+            mode: "validation": what the model accepts; "serialization": what it writes.
+            by_alias: keys are the fields' aliases where they have one.
+            closed: no undeclared keys unless the class allows extras (Pydantic would drop them).
+            whitespace, key_order, formats: as for `from_json_schema`.
         """
-        from agentkit.grammars.frontends.pydantic import from_pydantic
+        from agentkit.grammars.frontends.pydantic import json_schema_of
 
         with limited(time_limit, cancel):
-            compiled = from_pydantic(model, mode=mode, by_alias=by_alias, **options)
-        return cls(compiled.program, compiled.report)
+            schema = json_schema_of(model, mode=mode, by_alias=by_alias, closed=closed)
+            return cls(*_of_schema(schema, whitespace, key_order, formats, plain_integers=True))
 
     @classmethod
     def from_regex(cls, pattern: str, *, flags: int | re.RegexFlag = 0, time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
         """Texts that a regular expression (Python's `re` syntax) matches as a whole."""
-        from agentkit.grammars.frontends.regex import regex_node
+
+        def lower(builder: Builder) -> Node:
+            from agentkit.grammars.frontends.regex import regex_node
+
+            return regex_node(builder, pattern, flags=flags)
 
         with limited(time_limit, cancel):
-            builder = Builder()
-            return cls._checked(builder, regex_node(builder, pattern, flags=flags), f"the pattern {pattern!r}")
+            return cls(*_of_text(("regex", pattern, int(flags)), lower, f"the pattern {pattern!r}"))
 
     @classmethod
     def from_lark(cls, text: str, *, start: str = "start", time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
@@ -102,20 +110,26 @@ class Grammar:
         lazy string ends at its first closing quote. `%declare`, imports of files and constructs whose outcome depends on
         what came before a terminal raise UnsupportedSchema naming them.
         """
-        from agentkit.grammars.frontends.lark import compile_lark
+
+        def lower(builder: Builder) -> Node:
+            from agentkit.grammars.frontends.lark import compile_lark
+
+            return compile_lark(builder, text, start)
 
         with limited(time_limit, cancel):
-            builder = Builder()
-            return cls._checked(builder, compile_lark(builder, text, start), f"the rule {start!r}")
+            return cls(*_of_text(("lark", text, start), lower, f"the rule {start!r}"))
 
     @classmethod
     def from_gbnf(cls, text: str, *, root: str = "root", time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
         """Texts that the rule `root` of a GBNF or EBNF grammar matches, as llama.cpp and xgrammar write them."""
-        from agentkit.grammars.frontends.gbnf import compile_gbnf
+
+        def lower(builder: Builder) -> Node:
+            from agentkit.grammars.frontends.gbnf import compile_gbnf
+
+            return compile_gbnf(builder, text, root)
 
         with limited(time_limit, cancel):
-            builder = Builder()
-            return cls._checked(builder, compile_gbnf(builder, text, root), f"the rule {root!r}")
+            return cls(*_of_text(("gbnf", text, root), lower, f"the rule {root!r}"))
 
     @classmethod
     def from_choices(cls, choices: Iterable[str], *, time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
@@ -151,17 +165,16 @@ class Grammar:
             output_schema: the final answer is JSON of this schema instead of free text.
             format: how calls are written; "hermes" is `<tool_call>` JSON as in Qwen and Hermes models.
         """
-        from agentkit.grammars.frontends.turns import turn_grammar
+        listed = list(tools)
 
+        def compile() -> Compiled:
+            from agentkit.grammars.frontends.turns import turn_grammar
+
+            return turn_grammar(listed, choice, parallel=parallel, output_schema=output_schema, format=format)
+
+        described = [tuple(_described(tool)) for tool in listed]
         with limited(time_limit, cancel):
-            program, report = turn_grammar(tools, choice, parallel=parallel, output_schema=output_schema, format=format)
-        return cls(program, report)
-
-    @classmethod
-    def _checked(cls, builder: Builder, root: int, what: str) -> Grammar:
-        if root == Builder.EMPTY:
-            raise UnsatisfiableSchema("#", f"{what} matches no text")
-        return cls(builder.program(root))
+            return cls(*compiled_once(("tools", described, choice, parallel, output_schema, format), compile))
 
     def report(self) -> Report:
         """What was enforced, keyword by keyword (empty for grammars without keywords)."""
@@ -185,3 +198,30 @@ class Grammar:
         if root == 0:
             raise UnsatisfiableSchema("#", "the grammar matches no text")
         return Matcher(self, vocabulary, arena, root)
+
+
+def _of_schema(schema: dict[str, Any] | bool, whitespace: Whitespace, key_order: KeyOrder, formats: Formats, *, plain_integers: bool) -> Compiled:
+    def compile() -> Compiled:
+        from agentkit.grammars.frontends.json_schema import compile_schema
+
+        made = compile_schema(schema, whitespace=whitespace, key_order=key_order, plain_integers=plain_integers, formats=formats)
+        return made.program, made.report
+
+    return compiled_once(("json_schema", schema, whitespace, key_order, formats, plain_integers), compile)
+
+
+def _described(tool: Any) -> Iterator[Any]:
+    """What a turn's grammar depends on of a tool."""
+    for field in ("name", "parameters"):
+        yield tool.get(field) if isinstance(tool, Mapping) else getattr(tool, field, None)
+
+
+def _of_text(source: tuple[Any, ...], lower: Callable[[Builder], Node], what: str) -> Compiled:
+    def compile() -> Compiled:
+        builder = Builder()
+        root = lower(builder)
+        if root == Builder.EMPTY:
+            raise UnsatisfiableSchema("#", f"{what} matches no text")
+        return builder.program(root), None
+
+    return compiled_once(source, compile)

@@ -7,9 +7,9 @@ of how keywords are enforced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Status = Literal["enforced", "irrelevant"]
 
@@ -42,6 +42,22 @@ class Report:
         self._notes: dict[str, str] = {}
         self._overridden: set[str] = set()
         self._entries: dict[str, Entry] | None = None
+
+    @classmethod
+    def restored(cls, entries: Iterable[Sequence[str]]) -> Report:
+        """From (pointer, keyword, status, note) of each entry, in order.
+
+        Raises:
+            ValueError: an entry is not of this form.
+        """
+        report = cls()
+        table: dict[str, Entry] = {}
+        for pointer, keyword, status, note in entries:
+            if status not in ("enforced", "irrelevant"):
+                raise ValueError(f"{pointer}: {status!r} is not a status")
+            table[pointer] = Entry(pointer, keyword, cast(Status, status), note)
+        report._entries = table
+        return report
 
     def visit(self, pointer: str, schema: Mapping[str, Any]) -> None:
         """The schema at `pointer` is part of the grammar."""

@@ -6,7 +6,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from agentkit.grammars.disk import DiskCache
 
 if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
@@ -18,7 +20,9 @@ class Settings:
     def __init__(self) -> None:
         self.bank_bytes = 256 << 20
         self.arena_bytes = 384 << 20
-        self.disk_cache: Path | None = None
+        self.disk_bytes = 128 << 20
+        self.disk: DiskCache | None = None
+        self._disk_chosen = False
         self._vocabularies: weakref.WeakSet[Vocabulary] = weakref.WeakSet()
         self._cleaners: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -30,6 +34,17 @@ class Settings:
     def on_clear(self, clean: Callable[[], None]) -> None:
         """Have `clean` called by clear_caches."""
         self._cleaners.append(clean)
+
+    def keep_on_disk(self, folder: Path | None) -> None:
+        """Where compiled grammars are kept from now on."""
+        with self._lock:
+            self._disk_chosen = True
+            self.disk = None if folder is None else DiskCache(folder, self.disk_bytes)
+
+    def suggest_disk(self, folder: Path) -> None:
+        """The same, unless a folder (or none) has been chosen before."""
+        if not self._disk_chosen:
+            self.keep_on_disk(folder)
 
     def clear(self) -> None:
         with self._lock:
@@ -48,20 +63,40 @@ def clear_caches() -> None:
     settings.clear()
 
 
-def configure(*, disk_cache: str | Path | None = None, bank_bytes: int | None = None, arena_bytes: int | None = None) -> None:
-    """Set bounds of the caches.
+class _Unchanged:
+    """The default of an option that stays as it is unless given, where None means something."""
+
+
+_UNCHANGED: Final = _Unchanged()
+
+
+def configure(
+    *,
+    disk_cache: str | Path | _Unchanged | None = _UNCHANGED,
+    disk_bytes: int | None = None,
+    bank_bytes: int | None = None,
+    arena_bytes: int | None = None,
+) -> None:
+    """Set bounds of the caches; what is not given stays as it is.
 
     Args:
-        disk_cache: folder in which compiled grammars are kept between processes; None keeps nothing on disk.
+        disk_cache: folder in which compiled grammars and tries of vocabularies are kept between processes; None keeps nothing on
+            disk. Until this is called nothing is kept, except that an Engine keeps them in its cache folder.
+        disk_bytes: bytes that the folder may take (default 128 MiB); what has not been used for longest goes first.
         bank_bytes: bytes of mask rows per vocabulary before they are dropped and rebuilt on demand (default 256 MiB).
         arena_bytes: bytes of states and masks per vocabulary before new grammars get a fresh arena (default 384 MiB).
 
     Raises:
         ValueError: a bound is not positive.
     """
-    for name, value in (("bank_bytes", bank_bytes), ("arena_bytes", arena_bytes)):
+    bounds = {"disk_bytes": disk_bytes, "bank_bytes": bank_bytes, "arena_bytes": arena_bytes}
+    for name, value in bounds.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+    for name, value in bounds.items():
         if value is not None:
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
             setattr(settings, name, int(value))
-    settings.disk_cache = None if disk_cache is None else Path(disk_cache)
+    if not isinstance(disk_cache, _Unchanged):
+        settings.keep_on_disk(None if disk_cache is None else Path(disk_cache).expanduser())
+    elif disk_bytes is not None and settings.disk is not None:
+        settings.keep_on_disk(settings.disk.folder)

@@ -16,6 +16,7 @@ import numpy as np
 
 from agentkit.errors import GrammarError
 from agentkit.grammars.arena import Arena
+from agentkit.grammars.compiled import stored_trie
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.settings import settings
 
@@ -63,7 +64,8 @@ class Vocabulary:
         self._by_bytes: tuple[dict[bytes, int], int] | None = None
         self._symbols: dict[str, int] = {}
         self._lock = threading.Lock()
-        self.array = self._build()
+        options = (self.stop_token_ids, self.width, len(self.special_tokens))
+        self.array = stored_trie(self.tokens, options, self._build)
         self._arena: Arena | None = None
         settings.register(self)
 
@@ -136,7 +138,9 @@ class Vocabulary:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of `text` as plain text: what looks like a special token stays text. Needs a tokenizer."""
-        if self._plain is None:
+        if self._plain is None and self.tokenizer.encode_special_tokens:
+            self._plain = self.tokenizer
+        if self._plain is None:  # a copy, which takes a while: the caller's own goes on recognising special tokens
             self._plain = type(self.tokenizer).from_str(self.tokenizer.to_str())
             self._plain.encode_special_tokens = True
         return list(self._plain.encode(text, add_special_tokens=False).ids)

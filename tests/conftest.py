@@ -38,6 +38,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("gpu: no NVIDIA GPU here")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_from_disk() -> None:
+    """Grammars are compiled here, not read from what an earlier run has kept in the user's cache."""
+    from agentkit.grammars import configure
+
+    configure(disk_cache=None)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The project's top folder."""

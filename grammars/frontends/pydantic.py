@@ -1,4 +1,4 @@
-"""Pydantic models and Python types as grammars, by way of the JSON Schema that Pydantic makes of them.
+"""The JSON Schemas of Pydantic models and Python types, from which their grammars are made.
 
 Input: a BaseModel subclass, or anything TypeAdapter takes (dataclasses, TypedDict, Annotated, unions, enums,
 Literal ...). Where Pydantic's schema lets through texts that its validation refuses (the strings of Decimal, keys of
@@ -16,9 +16,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from agentkit.errors import InvalidGrammar
-from agentkit.grammars.expr import Builder
-from agentkit.grammars.frontends.json_schema import CompiledSchema, compile_schema
-from agentkit.grammars.frontends.json_schema.emit import KeyOrder, Whitespace
 
 DECIMAL_DIGITS = 20  # before and after the point of a Decimal in a string, unless its type says less
 INTEGER_KEY = r"^(0|-?[1-9]\d{0,18})$"
@@ -103,31 +100,6 @@ def json_schema_of(model: Any, *, mode: Literal["validation", "serialization"] =
         return adapter.json_schema(by_alias=by_alias, mode=mode, schema_generator=generator)
     except (PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation, PydanticUserError) as e:
         raise InvalidGrammar(f"{_name(model)} has no JSON Schema: {e}") from e
-
-
-def from_pydantic(
-    model: Any,
-    *,
-    mode: Literal["validation", "serialization"] = "validation",
-    by_alias: bool = True,
-    closed: bool = False,
-    whitespace: Whitespace = "compact",
-    key_order: KeyOrder = "declared",
-    builder: Builder | None = None,
-) -> CompiledSchema:
-    """The grammar of a Pydantic model or Python type.
-
-    Args:
-        model: BaseModel subclass, TypeAdapter, or any type that TypeAdapter takes.
-        mode: "validation": what the model accepts; "serialization": what it writes.
-        by_alias: keys are the fields' aliases where they have one.
-        closed: objects hold declared keys only, unless their class allows extras (undeclared ones would be dropped anyway).
-        whitespace, key_order, builder: as for `compile_schema`.
-
-    Raises InvalidGrammar when Pydantic has no JSON Schema for the type, and what `compile_schema` raises.
-    """
-    schema = json_schema_of(model, mode=mode, by_alias=by_alias, closed=closed)
-    return compile_schema(schema, whitespace=whitespace, key_order=key_order, plain_integers=True, builder=builder)
 
 
 def _name(model: Any) -> str:

@@ -9,13 +9,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from agentkit.grammars import Grammar
 from agentkit.grammars.frontends.json_schema import compile_schema
-from agentkit.grammars.frontends.pydantic import from_pydantic
 from tests.grammars import reference
 
 
 def language(schema: Any, **options: Any) -> reference.Reference:
-    make = compile_schema if isinstance(schema, (dict, bool)) else from_pydantic
+    make = compile_schema if isinstance(schema, (dict, bool)) else Grammar.from_pydantic
     return reference.Reference(make(schema, **options).program)
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from typing_extensions import TypeAliasType, TypedDict
 
 from agentkit.errors import InvalidGrammar
-from agentkit.grammars.frontends.pydantic import from_pydantic
+from agentkit.grammars import Grammar
 from tests.grammars import reference
 from tests.grammars.json_schema.oracle import check
 
@@ -158,17 +158,17 @@ def check_model(model: Any, good: list[str], bad: list[str]) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(model)
     for text in good:
         adapter.validate_json(text)
-    known = reference.Reference(from_pydantic(model, key_order="any").program)
+    known = reference.Reference(Grammar.from_pydantic(model, key_order="any").program)
     assert [t for t in good if not reference.accepts(known, t.encode())] == []
     assert [t for t in bad if reference.accepts(known, t.encode())] == []
 
 
 def test_dumps_of_valid_instances_are_in_the_language() -> None:
     person = Person(name='Ånn "x"', age=3, home=Address(street="Main\n1", zip="00000"), tags=["a", "b"], color=Color.BLUE)
-    known = reference.Reference(from_pydantic(Person).program)
+    known = reference.Reference(Grammar.from_pydantic(Person).program)
     assert reference.accepts(known, person.model_dump_json().encode())
     node = Node(name="a", kids=[Node(name="b", kids=[Node(name="c")])])
-    assert reference.accepts(reference.Reference(from_pydantic(Node).program), node.model_dump_json().encode())
+    assert reference.accepts(reference.Reference(Grammar.from_pydantic(Node).program), node.model_dump_json().encode())
 
 
 def test_sets_of_strings_are_unique() -> None:
@@ -200,14 +200,14 @@ def test_a_type_without_a_schema_is_named() -> None:
         pass
 
     with pytest.raises(InvalidGrammar, match="Odd"):
-        from_pydantic(Odd)
+        Grammar.from_pydantic(Odd)
 
     class Holds(BaseModel):
         model_config = ConfigDict(arbitrary_types_allowed=True)
         odd: Odd
 
     with pytest.raises(InvalidGrammar, match="Holds"):
-        from_pydantic(Holds)
+        Grammar.from_pydantic(Holds)
 
 
 def test_the_oracle_can_fail() -> None:
