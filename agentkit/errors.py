@@ -17,6 +17,7 @@
     │   ├── ModelNotFound             no such model here, or it cannot be fetched
     │   ├── NumericalError            the model produced NaN, or a mask left nothing to sample
     │   └── GenerationTruncated       output was cut before it was complete
+    │       └── GenerationTimeout     ... because its timeout passed
     ├── ToolError                     a tool is declared wrongly, or failed while running
     │   ├── ToolDefinitionError       a function or model cannot be made a tool
     │   └── ToolTimeout               a tool ran past its time limit
@@ -42,6 +43,7 @@ __all__ = [
     "ContextTooLong",
     "EngineBusy",
     "EngineError",
+    "GenerationTimeout",
     "GenerationTruncated",
     "GrammarError",
     "GrammarTooComplex",
@@ -199,6 +201,10 @@ class GenerationTruncated(EngineError):
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
         self.text = text
+
+
+class GenerationTimeout(GenerationTruncated, TimeoutError):
+    """The request's `timeout` passed before its output was complete; also a TimeoutError."""
 
 
 class ToolError(AgentKitError):

@@ -59,7 +59,11 @@ class SamplingParams:
     seed: fixes this request's random stream, whatever runs beside it; None: a fresh one.
     stop: texts that end the output; include_stop keeps the matched one.
     budget_guard: near max_tokens allow only what can still finish (requests with a grammar).
-    allow_truncated: an output that a grammar did not complete is returned with value None instead of raising GenerationTruncated.
+    allow_truncated: an output that a grammar did not complete is returned with value None instead of raising GenerationTruncated,
+        and one cut by `timeout` with finish_reason "timeout" instead of raising GenerationTimeout.
+    timeout: seconds from submission, waiting in the queue included; after that GenerationTimeout is raised. None: no limit.
+    priority: the higher is served first, and may push out running requests of lower priority (they go on later); default 0.
+    cache_salt: only requests with the same salt share computed prefixes, so that no tenant can tell by timing what another one asked.
 
     Raises ValueError for anything out of range.
     """
@@ -75,6 +79,9 @@ class SamplingParams:
     include_stop: bool = False
     budget_guard: bool = True
     allow_truncated: bool = False
+    timeout: float | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf, hint="0 is greedy")
@@ -84,6 +91,11 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True, hint="1 switches it off")
         _integer("max_tokens", self.max_tokens, 1)
         check_seed(self.seed)
+        if self.timeout is not None:
+            _number("timeout", self.timeout, 0.0, math.inf, open_low=True, hint="seconds; None means no limit")
+        _integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
+            raise ValueError(f"cache_salt must be a string or None, not {self.cache_salt!r}")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
 
     @property
@@ -105,8 +117,9 @@ class EngineConfig:
     max_running: requests that make progress together.             max_queue: further ones that may wait.
     step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode
         (a long prompt then delays their next token by one such chunk at most).
-    kv_bytes: memory for keys and values, running and kept together; None: a quarter of what is free at the start.
-    kept_sequences: finished requests whose keys and values stay for prompts that share their beginning.
+    kv_memory: memory for keys and values, running and cached together: bytes (an int), or a fraction of what is free at the start
+        (a float up to 1.0). None: a quarter of it, but no more than twice what max_running requests of full length need.
+    prefix_caching: False computes every prompt anew.
     """
 
     model: str
@@ -122,8 +135,8 @@ class EngineConfig:
     max_queue: int = 256
     step_tokens: int = 512
     mixed_step_tokens: int = 128
-    kv_bytes: int | None = None
-    kept_sequences: int = 8
+    kv_memory: int | float | None = None
+    prefix_caching: bool = True
 
     SPECULATION = ("auto", "off")
     WEIGHTS = ("auto", "fp32", "fp16")
@@ -135,13 +148,16 @@ class EngineConfig:
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")
         check_seed(self.seed)
-        for name in ("max_context", "threads", "kv_bytes"):
+        if isinstance(self.kv_memory, float):
+            _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
+        elif self.kv_memory is not None:
+            _integer("kv_memory", self.kv_memory, 1, hint="bytes, or a float for a fraction of the free memory")
+        for name in ("max_context", "threads"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1, hint="None lets the engine choose")
         for name in ("max_running", "step_tokens", "mixed_step_tokens"):
             _integer(name, getattr(self, name), 1)
-        for name in ("max_queue", "kept_sequences"):
-            _integer(name, getattr(self, name), 0)
+        _integer("max_queue", self.max_queue, 0)
         if not self.device:
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
@@ -160,6 +176,9 @@ class SamplingOptions(TypedDict, total=False):
     include_stop: bool
     budget_guard: bool
     allow_truncated: bool
+    timeout: float | None
+    priority: int
+    cache_salt: str | None
 
 
 class GenerateOptions(SamplingOptions, total=False):

@@ -26,7 +26,7 @@ from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOption
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
-from agentkit.engine.memory import default_kv_bytes
+from agentkit.engine.memory import kv_bytes
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.models.progress import progress_or_default
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
@@ -36,7 +36,7 @@ from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.text import OutputText
 from agentkit.engine.weights import half_precision
-from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTruncated, GrammarViolation
+from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
@@ -50,7 +50,7 @@ class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
-    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_bytes, kept_sequences: see EngineConfig.
+    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching: see EngineConfig.
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
     Raises ModelNotFound, or ValueError for a setting out of range. Use as a context manager, or call `close()`.
@@ -75,8 +75,8 @@ class Engine:
         progress: Callable[..., None] | None = None,
         max_running: int = 16,
         max_queue: int = 256,
-        kv_bytes: int | None = None,
-        kept_sequences: int = 8,
+        kv_memory: int | float | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         self.config = EngineConfig(
             model=model.name if isinstance(model, LoadedModel) else str(model),
@@ -90,8 +90,8 @@ class Engine:
             cache_dir=None if cache_dir is None else str(cache_dir),
             max_running=max_running,
             max_queue=max_queue,
-            kv_bytes=kv_bytes,
-            kept_sequences=kept_sequences,
+            kv_memory=kv_memory,
+            prefix_caching=prefix_caching,
         )
         start = time.perf_counter()
         dtype = "auto" if weights == "auto" else "float32"
@@ -295,9 +295,9 @@ class Engine:
                 + ("shorten the prompt" if len(prompt) >= self.max_context else f"shorten the prompt or lower max_tokens to {self.max_context - len(prompt)}"),
             )  # fmt: skip
         pool = self._scheduler.pool
-        if pool.size(total) > pool.budget:
-            need = f"{total} tokens need {pool.size(total)} bytes of keys and values, but kv_bytes is {pool.budget}"
-            raise ContextTooLong(total, pool.budget // pool.shape.bytes_per_token, need)
+        if not pool.fits(total):
+            need = f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens} need more keys and values than the {pool.capacity} tokens that fit; "
+            raise ContextTooLong(total, pool.capacity, need + "raise kv_memory, or lower max_tokens")
         matcher = None
         if constraint is not None:
             matcher = constraint.grammar.matcher(self.vocabulary)
@@ -314,6 +314,11 @@ class Engine:
         """The caller's view of how a request ended. Raises its error, or GenerationTruncated."""
         if isinstance(outcome, BaseException):
             raise outcome
+        if outcome.finish_reason == "timeout" and not params.allow_truncated:
+            raise GenerationTimeout(
+                f"timeout={params.timeout:g} s passed after {len(outcome.token_ids)} tokens; allow more time, or pass allow_truncated=True to get the text",
+                outcome.text,
+            )
         value = None
         if constraint is not None:
             complete = outcome.complete or (outcome.stop_string is not None and self._accepts(constraint, outcome.text))
@@ -340,11 +345,12 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int
     """The engine's inner parts around a loaded model."""
     model, c = loaded.model, loaded.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, model.dtype, model.device)
-    budget = config.kv_bytes if config.kv_bytes is not None else default_kv_bytes(model.device)
-    runner = TorchRunner(model, model.device, config.threads)
+    enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
+    pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
+    runner = TorchRunner(model, pool, model.device, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    return Scheduler(runner, KVPool(shape, budget, config.kept_sequences), Advancer(vocab_size, stop_ids), limits)
+    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits)
 
 
 def _puts_bos(tokenizer: Tokenizer) -> bool:

@@ -1,26 +1,29 @@
-"""Keys and values of running and recently finished requests, in one contiguous arena per request.
+"""Keys and values of all requests: one tensor of slots, handed out in pages of 32 positions.
 
-Inputs: the model's KV shape, a budget in bytes, token ids. A sequence is appended to in place (never gathered or copied
-per step), can be truncated and forked, and when its request is over it may be kept: a new prompt that begins with the
-same token ids (compared one by one, no hashes) takes over or copies what is already computed. Paging will replace the
-arenas behind the same two classes. This module knows nothing of models, requests or attention.
+Inputs: the model's KV shape, a budget in bytes, token ids. A sequence is a list of pages; it grows page by page, is never
+gathered or copied per step, and shares pages with others that begin with the same tokens: those of finished requests
+(prefix.py), of running ones, and of the sequence it was forked from. A page with two holders is never written: whoever
+needs to write into it gets a copy up to the slot in question. This module knows nothing of models, requests or attention.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-ROUND = 64  # tokens; capacities are multiples of it
-SPARE_ARENAS = 2  # freed arenas kept for the next allocation: fresh memory costs a page fault per 4 kB
-TAKEOVER_LOSS = 32  # a kept sequence is taken over rather than copied if at most 1/32 of what is shared gets lost
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.pages import PageAllocator
+from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
+
+__all__ = ["PAGE", "KVPool", "KVSequence", "KVShape"]
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """layers, kv_heads, head_dim of the model; dtype and device of the arenas."""
+    """layers, kv_heads, head_dim of the model; dtype and device of keys and values."""
 
     layers: int
     kv_heads: int
@@ -32,13 +35,31 @@ class KVShape:
     def bytes_per_token(self) -> int:
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
+    @property
+    def bytes_per_page(self) -> int:
+        return self.bytes_per_token * PAGE
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that `tokens` positions take."""
+    return -(-tokens // PAGE)
+
 
 class KVSequence:
-    """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only."""
+    """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only.
 
-    def __init__(self, arena: torch.Tensor, tokens: list[int]) -> None:
-        self._arena = arena  # [L, 2, KV, capacity, D]
-        self.tokens = tokens
+    Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE. `pages` may reach beyond `length`: room that `reserve` made.
+    `nodes`: those of `pages`, from the first on, that are in the prefix tree.
+    """
+
+    def __init__(self, number: int, root: Node, room: int) -> None:
+        self.number = number
+        self.root = root
+        self.room = room  # tokens it may have in all, as far as known: where to look for space
+        self.pages: list[int] = []
+        self.tokens: list[int] = []
+        self.nodes: list[Node] = []
+        self.made: list[Node] = []  # of the nodes, those this sequence put into the tree
 
     @property
     def length(self) -> int:
@@ -47,196 +68,275 @@ class KVSequence:
 
     @property
     def capacity(self) -> int:
-        return self._arena.shape[3]
+        """Positions there are pages for."""
+        return len(self.pages) * PAGE
 
-    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores keys and values [T, KV, D] of positions start .. start+T in one layer; `commit` makes them count."""
-        end = start + keys.shape[0]
-        if end > self.capacity:
-            raise IndexError(f"positions {start}..{end} do not fit into an arena of {self.capacity} tokens")
-        target = self._arena[layer, :, :, start:end]
-        target[0].copy_(keys.transpose(0, 1))
-        target[1].copy_(values.transpose(0, 1))
+    @property
+    def last_node(self) -> Node:
+        return self.nodes[-1] if self.nodes else self.root
 
-    def view(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [KV, end-start, D] of one layer: views, not copies."""
-        part = self._arena[layer, :, :, start:end]
-        return part[0], part[1]
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """The next len(token_ids) positions have been written in every layer, for these tokens."""
-        if self.length + len(token_ids) > self.capacity:
-            raise IndexError(f"{len(token_ids)} tokens after {self.length} do not fit into an arena of {self.capacity} tokens")
-        self.tokens.extend(token_ids)
-
-    def truncate(self, length: int) -> None:
-        """Forgets everything from position `length` on."""
-        if not 0 <= length <= self.length:
-            raise IndexError(f"cannot truncate a sequence of {self.length} tokens to {length}")
-        del self.tokens[length:]
+    def slots(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Runs [first, last) of neighbouring slots that hold positions start .. end, in order."""
+        runs: list[tuple[int, int]] = []
+        at = start
+        while at < end:
+            first = self.pages[at // PAGE] * PAGE + at % PAGE
+            until = min(end, (at // PAGE + 1) * PAGE)
+            last = first + until - at
+            if runs and runs[-1][1] == first:
+                runs[-1] = (runs[-1][0], last)
+            else:
+                runs.append((first, last))
+            at = until
+        return runs
 
 
 class KVPool:
-    """All arenas of one engine; used by the engine thread only.
+    """All pages of one engine; used by the engine thread only.
 
-    budget: bytes for live, kept and spare arenas together.   kept: finished sequences to hold on to, at most.
+    budget: bytes for keys and values; the pool takes as many whole pages as fit, at least one.   prefix_caching: False shares
+    nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.
+
+    data: [L, 2, KV, S, D], S = pages * PAGE slots; keys at 0, values at 1.
     """
 
-    def __init__(self, shape: KVShape, budget: int, kept: int) -> None:
+    def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake) -> None:
         self.shape = shape
-        self.budget = budget
-        self._kept_limit = kept
-        self._live: list[KVSequence] = []
-        self._kept: list[KVSequence] = []  # the least recently used first
-        self._spare: list[torch.Tensor] = []
+        self.page_count = max(1, budget // shape.bytes_per_page)
+        slots = self.page_count * PAGE  # untouched memory is not taken from the machine
+        self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        self._pages = PageAllocator(self.page_count)
+        self.tree = PrefixTree(self._pages, enabled=prefix_caching, digest=digest)
+        self._live: dict[int, KVSequence] = {}
+        self._numbers = itertools.count(1)
 
-    def size(self, tokens: int) -> int:
-        """Bytes of the smallest arena for `tokens` tokens."""
-        return -(-tokens // ROUND) * ROUND * self.shape.bytes_per_token
-
-    @property
-    def live_bytes(self) -> int:
-        return sum(s.capacity for s in self._live) * self.shape.bytes_per_token
+    # -- how full it is -----------------------------------------------------------------------------------------
 
     @property
-    def used_bytes(self) -> int:
-        idle = sum(s.capacity for s in self._kept) + sum(a.shape[3] for a in self._spare)
-        return self.live_bytes + idle * self.shape.bytes_per_token
+    def free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return self._pages.free
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or can be made so by evicting."""
+        return self._pages.free + self.tree.evictable
+
+    @property
+    def live_pages(self) -> int:
+        """Pages that running sequences hold."""
+        return len({page for sequence in self._live.values() for page in sequence.pages})
 
     @property
     def live_sequences(self) -> int:
         return len(self._live)
 
     @property
-    def kept_sequences(self) -> int:
-        return len(self._kept)
+    def capacity(self) -> int:
+        """Tokens that fit in all."""
+        return self.page_count * PAGE
 
-    def can_hold(self, capacity: int) -> bool:
-        """Whether `acquire` would succeed now; kept and spare arenas give way."""
-        return self.live_bytes + self.size(capacity) <= self.budget
+    def fits(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens fits beside what is pinned."""
+        return pages_for(tokens) <= self.page_count
 
-    def acquire(self, token_ids: Sequence[int], capacity: int) -> KVSequence:
-        """A sequence for `capacity` tokens whose `tokens` are the longest computed beginning of `token_ids`.
+    # -- a sequence's life --------------------------------------------------------------------------------------
 
-        At least the last of `token_ids` is left to compute, so that it yields logits.
-        Raises MemoryError if the budget does not allow it (see `can_hold`).
+    def can_start(self, token_ids: Sequence[int], key: bytes = b"", spare: int = 0) -> bool:
+        """Whether all of `token_ids` and `spare` pages more could be held now, counting what is shared and can be evicted."""
+        root = self.tree.enter(key)
+        nodes = self.tree.match(root, token_ids[:-1])
+        self.tree.leave(root)
+        idle = sum(self.tree.is_idle(node) for node in nodes)  # those are not there for others any more
+        return pages_for(len(token_ids)) - len(nodes) + spare <= self.available_pages - idle
+
+    def start(self, token_ids: Sequence[int], key: bytes = b"", room: int = 0) -> KVSequence:
+        """A live sequence whose `tokens` are the longest computed beginning of `token_ids` in the domain `key`.
+
+        At least the last of `token_ids` is left to compute, so that it yields logits.   room: tokens it may have in the end.
         """
-        if not self.can_hold(capacity):
-            raise MemoryError(f"{capacity} tokens of keys and values do not fit: {self.live_bytes} of {self.budget} bytes are in use")
-        source, shared = self._longest_match(list(token_ids[:-1]))
-        if source is None or source in self._live:
-            return self._copy(source, shared, capacity)
-        spendable = (source.length - shared) * TAKEOVER_LOSS <= shared
-        both_fit = self.live_bytes + self._bytes(source) + self.size(capacity) <= self.budget
-        if source.capacity >= capacity and (spendable or not both_fit) and self.live_bytes + self._bytes(source) <= self.budget:
-            self._kept.remove(source)
-            self._live.append(source)
-            source.truncate(shared)
-            return source
-        if not both_fit:
-            return self._copy(None, 0, capacity)
-        copy = self._copy(source, shared, capacity)
-        self._kept.remove(source)
-        if spendable:
-            self._retire(source)
-        else:
-            self._kept.append(source)  # now the most recently used
-        return copy
-
-    def fork(self, sequence: KVSequence, length: int, capacity: int) -> KVSequence:
-        """A second sequence with the first `length` tokens of `sequence`. Raises MemoryError if the budget does not allow it."""
-        if not self.can_hold(capacity):
-            raise MemoryError(f"{capacity} tokens of keys and values do not fit: {self.live_bytes} of {self.budget} bytes are in use")
-        return self._copy(sequence, length, capacity)
-
-    def release(self, sequence: KVSequence, *, keep: bool = True) -> None:
-        """Ends a live sequence. `keep`: hold on to it for prompts to come, as long as the limits allow."""
-        self._live.remove(sequence)
-        if not keep or not self._kept_limit or not sequence.length:
-            self._retire(sequence)
-            return
-        for covered in [s for s in self._kept if self._covers(sequence, s)]:
-            self._kept.remove(covered)
-            self._retire(covered)
-        self._kept.append(sequence)
-        while len(self._kept) > self._kept_limit:
-            self._retire(self._kept.pop(0))
-
-    def clear(self) -> None:
-        """Forgets kept sequences and spare arenas."""
-        self._kept.clear()
-        self._spare.clear()
-
-    def check_invariants(self) -> None:
-        """Raises AssertionError if an arena has two owners, a length exceeds its capacity, or a limit is passed."""
-        arenas = [s._arena for s in self._live + self._kept] + self._spare
-        assert len({a.data_ptr() for a in arenas}) == len(arenas), "an arena has two owners"
-        for s in self._live + self._kept:
-            assert s.length <= s.capacity, f"{s.length} tokens in an arena of {s.capacity}"
-        assert all(s.length for s in self._kept), "an empty sequence is kept"
-        assert self.used_bytes <= self.budget, f"{self.used_bytes} bytes in use, {self.budget} allowed"
-        assert len(self._kept) <= self._kept_limit, f"{len(self._kept)} sequences kept, {self._kept_limit} allowed"
-        assert len(self._spare) <= SPARE_ARENAS, f"{len(self._spare)} spare arenas"
-
-    def _longest_match(self, token_ids: list[int]) -> tuple[KVSequence | None, int]:
-        best: KVSequence | None = None
-        length = 0
-        for candidate in (*self._live, *self._kept):
-            shared = common_prefix(candidate.tokens, token_ids)
-            if shared > length or (shared == length and shared and candidate in self._kept):
-                best, length = candidate, shared
-        return best, length
-
-    def _bytes(self, sequence: KVSequence) -> int:
-        return sequence.capacity * self.shape.bytes_per_token
-
-    def _copy(self, source: KVSequence | None, length: int, capacity: int) -> KVSequence:
-        """A new live sequence that begins with the first `length` tokens of `source`, which is not evicted for it."""
-        arena = self._allocate(capacity, source)
-        sequence = KVSequence(arena, [])
-        if source is not None and length:
-            arena[:, :, :, :length].copy_(source._arena[:, :, :, :length])
-            sequence.commit(source.tokens[:length])
-        self._live.append(sequence)
+        sequence = KVSequence(next(self._numbers), self.tree.enter(key), max(room, len(token_ids)))
+        self._live[sequence.number] = sequence
+        self._take(sequence, self.tree.match(sequence.root, token_ids[:-1]))
+        rest = token_ids[sequence.length : -1]
+        node, shared = self.tree.match_part(sequence.last_node, rest)
+        if node is not None:
+            self._pages.retain(node.page)  # eviction must not reach it while we look for a page
+            copy = self._copy_page(sequence, node.page, shared)
+            self._give_back(node.page)
+            if copy is not None:
+                sequence.pages.append(copy)
+                sequence.tokens.extend(rest[:shared])
+                self.tree.touch([node])
         return sequence
 
-    def _allocate(self, capacity: int, protect: KVSequence | None) -> torch.Tensor:
-        """An arena for `capacity` tokens, a power of two where the budget has room (pages are only touched when written)."""
-        exact = -(-capacity // ROUND) * ROUND
-        for i, arena in enumerate(self._spare):
-            if exact <= arena.shape[3] <= 4 * exact:
-                return self._spare.pop(i)
-        roomy = max(4 * ROUND, 1 << (capacity - 1).bit_length())
-        size = roomy if self.used_bytes + roomy * self.shape.bytes_per_token <= self.budget else exact
-        self._make_room(size * self.shape.bytes_per_token, protect)
-        s = self.shape
-        return torch.empty(s.layers, 2, s.kv_heads, size, s.head_dim, dtype=s.dtype, device=s.device)
+    def adopt(self, sequence: KVSequence, token_ids: Sequence[int]) -> int:
+        """Takes over pages of `token_ids` that others have computed since; returns how many tokens that adds."""
+        before = sequence.length
+        if len(sequence.nodes) != before // PAGE:
+            return 0
+        start = len(sequence.nodes) * PAGE
+        found = self.tree.match(sequence.last_node, token_ids[start:-1])
+        if not found:
+            return 0
+        self._cut(sequence, len(sequence.nodes))
+        del sequence.tokens[start:]
+        self._take(sequence, found)
+        return sequence.length - before
 
-    def _make_room(self, need: int, protect: KVSequence | None) -> None:
-        """Drops spare arenas, then the least recently used kept sequences, until `need` bytes are free."""
-        while self.used_bytes + need > self.budget and self._spare:
-            self._spare.pop()
-        while self.used_bytes + need > self.budget:
-            self._kept.remove(next(s for s in self._kept if s is not protect))
+    def next_key(self, sequence: KVSequence, token_ids: Sequence[int]) -> bytes | None:
+        """Digest of the next full page to compute for `token_ids`: two sequences with the same one would do the same work."""
+        start = len(sequence.nodes) * PAGE
+        if not self.tree.enabled or len(sequence.nodes) != sequence.length // PAGE or len(token_ids) <= start + PAGE:
+            return None
+        return self.tree.key(sequence.last_node, token_ids[start : start + PAGE])
 
-    def _retire(self, sequence: KVSequence) -> None:
-        """The arena of a sequence that is in no list any more."""
-        if len(self._spare) < SPARE_ARENAS:
-            self._spare.append(sequence._arena)
+    def reserve(self, sequence: KVSequence, length: int) -> bool:
+        """Makes positions sequence.length .. length writable: pages of its own. False, and nothing done, if there are too few."""
+        at = sequence.length
+        shared = at % PAGE != 0 and self._pages.references[sequence.pages[at // PAGE]] > 1
+        missing = max(0, pages_for(length) - len(sequence.pages))
+        if missing + shared > self._pages.free:
+            self.tree.evict(missing + shared - self._pages.free)
+            if missing + shared > self._pages.free:
+                return False
+        if shared:
+            old = sequence.pages[at // PAGE]
+            copy = self._copy_page(sequence, old, at % PAGE)
+            assert copy is not None
+            sequence.pages[at // PAGE] = copy
+            self._give_back(old)
+        if missing:
+            sequence.pages.extend(self._allocate(sequence, missing) or ())
+        return True
 
-    @staticmethod
-    def _covers(new: KVSequence, old: KVSequence) -> bool:
-        """Whether `old` holds nothing that `new` does not."""
-        return old.length <= new.length and new.tokens[: old.length] == old.tokens
+    def commit(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
+        """The next len(token_ids) positions have been written in every layer, for these tokens; full pages can be shared now."""
+        if sequence.length + len(token_ids) > sequence.capacity:
+            raise IndexError(f"{len(token_ids)} tokens after {sequence.length} do not fit into {sequence.capacity} slots; reserve them first")
+        before = sequence.length // PAGE
+        sequence.tokens.extend(token_ids)
+        for index in range(before, sequence.length // PAGE):
+            if len(sequence.nodes) != index:
+                return
+            node = self.tree.insert(sequence.last_node, tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), sequence.pages[index])
+            if node is None:
+                return
+            self._swap(sequence, index, node)
 
+    def truncate(self, sequence: KVSequence, length: int) -> None:
+        """Forgets everything from position `length` on; whole pages behind it are given back."""
+        if not 0 <= length <= sequence.length:
+            raise IndexError(f"cannot truncate a sequence of {sequence.length} tokens to {length}")
+        del sequence.tokens[length:]
+        del sequence.nodes[length // PAGE :]
+        self._cut(sequence, pages_for(length))
 
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common beginning, by halving with slice comparisons (fast in C, and exact)."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
+    def fork(self, sequence: KVSequence) -> KVSequence:
+        """A second sequence with the same tokens; it shares all pages until one of the two writes."""
+        sequence.root.users += 1
+        copy = KVSequence(next(self._numbers), sequence.root, sequence.room)
+        copy.tokens, copy.nodes = list(sequence.tokens), list(sequence.nodes)
+        copy.pages = sequence.pages[: pages_for(sequence.length)]
+        for page in copy.pages:
+            self._pages.retain(page)
+        self._live[copy.number] = copy
+        return copy
+
+    def release(self, sequence: KVSequence, *, keep: bool = True) -> Node | None:
+        """Ends a live sequence. `keep`: prompts to come may use what it computed, as long as memory lasts.
+
+        Returns the node that holds its last token, where all of it is kept (for `PrefixTree.pin`).
+        """
+        del self._live[sequence.number]
+        self._pages.unspare(sequence.number)
+        last = None
+        if keep:
+            self.tree.touch(sequence.nodes)
+            last = self._keep_rest(sequence)
         else:
-            high = middle - 1
-    return low
+            for node in sequence.made:
+                self.tree.forget(node)
+        for page in sequence.pages:
+            self._give_back(page)
+        sequence.pages = []
+        self.tree.leave(sequence.root)
+        return last
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if references do not add up, a page is in two places, or contents and index disagree."""
+        self._pages.check_invariants()
+        self.tree.check_invariants()
+        wanted = [0] * self.page_count
+        for sequence in self._live.values():
+            assert sequence.length <= sequence.capacity, f"{sequence.length} tokens in {sequence.capacity} slots"
+            assert len(set(sequence.pages)) == len(sequence.pages), "a sequence holds a page twice"
+            for page in sequence.pages:
+                wanted[page] += 1
+            for index, node in enumerate(sequence.nodes):
+                assert node.tokens == tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), "a node of other tokens"
+                assert node.page == sequence.pages[index], "a sequence and its node lie in different pages"
+        for node in self.tree:
+            wanted[node.page] += 1
+        assert wanted == self._pages.references.tolist(), "references do not match the holders"
+        held = int((self._pages.references > 0).sum()) - self.tree.evictable
+        assert self.free_pages + self.tree.evictable + held == self.page_count
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _take(self, sequence: KVSequence, nodes: Sequence[Node]) -> None:
+        """Appends shared pages to a sequence that ends at a page's edge."""
+        for node in nodes:
+            self._pages.retain(node.page)
+            sequence.pages.append(node.page)
+            sequence.tokens.extend(node.tokens)
+        sequence.nodes.extend(nodes)
+        self.tree.touch(nodes)
+
+    def _allocate(self, sequence: KVSequence, count: int) -> list[int] | None:
+        after = sequence.pages[-1] if sequence.pages else None
+        if count > self._pages.free:
+            self.tree.evict(count - self._pages.free)
+        return self._pages.allocate(count, sequence.number, after, pages_for(sequence.room) - len(sequence.pages))
+
+    def _copy_page(self, sequence: KVSequence, source: int, length: int) -> int | None:
+        """A page of the sequence's own with the first `length` slots of `source`; None if there is none."""
+        taken = self._allocate(sequence, 1)
+        if taken is None:
+            return None
+        old, new = source * PAGE, taken[0] * PAGE
+        self.data[:, :, :, new : new + length].copy_(self.data[:, :, :, old : old + length])
+        return taken[0]
+
+    def _give_back(self, page: int) -> None:
+        self._pages.release(page)
+        node = self.tree.at(page)
+        if node is not None:
+            self.tree.idle(node)
+
+    def _cut(self, sequence: KVSequence, count: int) -> None:
+        """Keeps only the first `count` pages."""
+        for page in sequence.pages[count:]:
+            self._give_back(page)
+        del sequence.pages[count:]
+
+    def _swap(self, sequence: KVSequence, index: int, node: Node) -> None:
+        """The page's contents are in the tree: if in another page, that one is used from now on."""
+        own = sequence.pages[index]
+        if node.page != own:
+            self._pages.retain(node.page)
+            sequence.pages[index] = node.page
+            self._give_back(own)
+        else:
+            sequence.made.append(node)
+        sequence.nodes.append(node)
+
+    def _keep_rest(self, sequence: KVSequence) -> Node | None:
+        """Puts the last, partly filled page into the tree."""
+        full = sequence.length // PAGE
+        if len(sequence.nodes) != full:
+            return None
+        rest = tuple(sequence.tokens[full * PAGE :])
+        if not rest:
+            return sequence.nodes[-1] if sequence.nodes else None
+        return self.tree.insert(sequence.last_node, rest, sequence.pages[full])

@@ -1,6 +1,6 @@
-"""How much memory keys and values may take when the caller does not say.
+"""How much memory keys and values may take.
 
-Input: the device. This module knows nothing of models or caches.
+Inputs: what the caller said, and the device. This module knows nothing of models or caches.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-SHARE = 4  # a quarter of what is free
+DEFAULT_SHARE = 0.25  # of what is free
 
 
-def default_kv_bytes(device: torch.device) -> int:
-    """A quarter of the device's free memory, in bytes; on the CPU no more than the control group leaves."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) // SHARE
-    return available_host_bytes() // SHARE
+def kv_bytes(wanted: int | float | None, device: torch.device, enough: int) -> int:
+    """Bytes for keys and values. wanted: bytes, a fraction of the free memory, or None: a quarter of it, at most `enough` bytes."""
+    if isinstance(wanted, int):
+        return wanted
+    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_host_bytes()
+    return min(int(free * DEFAULT_SHARE), enough) if wanted is None else int(free * wanted)
 
 
 def available_host_bytes() -> int:

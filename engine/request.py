@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentkit.engine.config import SamplingParams
+from agentkit.engine.prefix import domain
 from agentkit.engine.text import OutputText
 from agentkit.errors import AgentKitError, EngineError
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from agentkit.engine.kv import KVSequence
     from agentkit.grammars import Matcher
 
-FinishReason = Literal["stop", "length"]
-"""stop: a stop token or stop string came, or the grammar was complete; length: max_tokens was reached."""
+FinishReason = Literal["stop", "length", "timeout"]
+"""stop: a stop token or stop string came, or the grammar was complete; length: max_tokens was reached; timeout: the deadline passed."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ class Request:
         self.sequence: KVSequence | None = None  # computed: the first `sequence.length` of them
         self.state = State.WAITING
         self.clock = Clock()
-        self.cached = self.forced = self.forwards = 0
+        self.domain = domain(salt=params.cache_salt)  # whose computed prefixes it may share
+        self.rank = (0, 0)  # set when it is queued; the smallest is served first
+        self.served = 0  # the last step that gave it tokens
+        self.cached = self.forced = self.forwards = self.preemptions = 0
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self._cancelled = threading.Event()
@@ -170,6 +174,10 @@ class Request:
     @property
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
+
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline has passed at `now` on `time.perf_counter`."""
+        return self.params.timeout is not None and now - self.clock.submitted >= self.params.timeout
 
     def cancel(self) -> None:
         """Asks the engine to drop this request within a step; safe from any thread, any number of times."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentkit.engine.attention import SpanAttention
-from agentkit.engine.kv import KVSequence
+from agentkit.engine.attention import BatchAttention
+from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.models.decoder import Attend
 
 Logits = npt.NDArray[np.float32]
@@ -34,40 +34,46 @@ class Span:
 class Model(Protocol):
     """What a runner needs of a model."""
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: slice) -> torch.Tensor: ...
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: torch.Tensor) -> torch.Tensor: ...
 
 
 class Runner(Protocol):
     """A backend. `execute` appends every span to its sequence and returns float32 logits [rows, V] on the host per span.
 
-    A span either counts wholly (its sequence is longer by its tokens) or, when execute raises, not at all.
+    Each sequence occurs once, and its slots are reserved. A span either counts wholly (its sequence is longer by its tokens)
+    or, when execute raises, not at all.
     """
 
     def execute(self, spans: Sequence[Span]) -> list[Logits]: ...
 
 
 class TorchRunner:
-    """Runs the spans one after the other. threads: CPU threads for this process, set here once; None: torch's choice."""
+    """Runs all spans in one forward. threads: CPU threads for this process, set here once; None: torch's choice."""
 
-    def __init__(self, model: Model, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+    def __init__(self, model: Model, pool: KVPool, device: torch.device | str = "cpu", threads: int | None = None) -> None:
         self._model = model
+        self._pool = pool
         self._device = torch.device(device)
         if threads is not None:
             torch.set_num_threads(threads)
 
     def execute(self, spans: Sequence[Span]) -> list[Logits]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for span in spans:
+            start, count = span.sequence.length, len(span.tokens)
+            rows.extend(range(len(tokens) + count - span.rows, len(tokens) + count))
+            tokens.extend(span.tokens)
+            positions.extend(range(start, start + count))
+        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, len(span.tokens)) for span in spans])
         with torch.inference_mode():
-            rows = [self._forward(span) for span in spans]
-            for span in spans:
-                span.sequence.commit(span.tokens)
-        return [_to_host(r) for r in rows]
-
-    def _forward(self, span: Span) -> torch.Tensor:
-        count, start = len(span.tokens), span.sequence.length
-        ids = torch.tensor(span.tokens, dtype=torch.long, device=self._device)  # [T]
-        positions = torch.arange(start, start + count, device=self._device)  # [T]
-        attend = SpanAttention(span.sequence, count)
-        return self._model.forward(ids, positions, attend, slice(count - span.rows, count))
+            ids, places, wanted = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions, rows))
+            logits = _to_host(self._model.forward(ids, places, attend, wanted))
+        for span in spans:
+            self._pool.commit(span.sequence, span.tokens)
+        ends = np.cumsum([span.rows for span in spans])
+        return np.split(logits, ends[:-1])
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

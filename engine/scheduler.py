@@ -1,24 +1,25 @@
-"""Which request computes how many tokens in this step.
+"""Which request computes how many tokens in this step, and who waits.
 
 Inputs: requests from any thread, a Runner, a KVPool, an Advancer. There is no prefill or decode phase: each request has
 tokens known and tokens computed, and every step gives each running one a share of the token budget. Requests that decode
 get what they need (a token, with the forced run behind it); the rest of the budget goes to long prompts in turns, so that
-none stalls the others. A failure ends the one request it belongs to. This module knows nothing of threads' lifetimes,
-models or sampling.
+none stalls the others. Requests whose next page is the same compute it once. Pages are taken as a sequence grows; when they
+run out, the request of the lowest rank gives its own back and is computed again later, so the highest always gets on.
+A failure ends the one request it belongs to. This module knows nothing of threads' lifetimes, models or sampling.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
 from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Logits, Runner, Span
-from agentkit.errors import EngineBusy, EngineError
+from agentkit.errors import AgentKitError, EngineBusy, EngineError, NumericalError
 
 DECODE_GAP = 32  # a request with at most this many tokens to compute gets them all at once
 PREFILL_SHARE = 64  # smallest chunk of a prompt: below it a forward costs the same
@@ -35,7 +36,10 @@ class Limits:
 
 
 class Scheduler:
-    """`submit` may be called from any thread; everything else belongs to the engine thread."""
+    """`submit` may be called from any thread; everything else belongs to the engine thread.
+
+    Rank: the higher priority first, of equals the one that was submitted first.
+    """
 
     def __init__(self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits) -> None:
         self.pool = pool
@@ -43,8 +47,10 @@ class Scheduler:
         self._advancer = advancer
         self._limits = limits
         self._lock = threading.Lock()
-        self._waiting: deque[Request] = deque()  # guarded by the lock
+        self._waiting: list[Request] = []  # in order of rank; guarded by the lock
         self.running: list[Request] = []
+        self._submitted = 0
+        self._steps = 0
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises EngineBusy when max_queue requests wait already (beside those that could start at once)."""
@@ -52,15 +58,23 @@ class Scheduler:
             free = max(0, self._limits.max_running - len(self.running))
             if len(self._waiting) >= self._limits.max_queue + free:
                 raise EngineBusy(f"{len(self._waiting)} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
-            self._waiting.append(request)
+            self._submitted += 1
+            request.rank = (-request.params.priority, self._submitted)
+            insort(self._waiting, request, key=_rank)
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
     def step(self) -> None:
-        """Drops what was cancelled, admits what fits, computes one plan, and advances the requests that got logits."""
-        self._drop_cancelled()
+        """Drops what is over, admits what fits, computes one plan, and advances the requests that got logits."""
+        self._steps += 1
+        self._drop_ended()
         self._admit()
         plan = self._plan()
         if not plan:
@@ -72,60 +86,139 @@ class Scheduler:
     def abort_all(self, error: BaseException) -> None:
         """Ends every request with `error`."""
         with self._lock:
-            waiting, self._waiting = list(self._waiting), deque()
+            waiting, self._waiting = self._waiting, []
         for request in [*self.running, *waiting]:
             self._fail(request, error)
         self.running = []
 
-    def _drop_cancelled(self) -> None:
+    # -- who runs -----------------------------------------------------------------------------------------------
+
+    def _drop_ended(self) -> None:
+        """Ends requests that were cancelled or are past their deadline."""
+        now = time.perf_counter()
         with self._lock:
-            waiting = [r for r in self._waiting if r.cancelled]
-            self._waiting = deque(r for r in self._waiting if not r.cancelled)
-        for request in [*(r for r in self.running if r.cancelled), *waiting]:
-            self._fail(request, EngineError("the request was cancelled"))
-        self.running = [r for r in self.running if r.state is State.RUNNING]
+            over = [r for r in self._waiting if r.cancelled or r.is_late(now)]
+            self._waiting = [r for r in self._waiting if r not in over] if over else self._waiting
+        over += [r for r in self.running if r.cancelled or r.is_late(now)]
+        for request in over:
+            if request.cancelled:
+                self._fail(request, EngineError("the request was cancelled"))
+            else:
+                self._release(request, keep=True)
+                request.finish("timeout", complete=False)
+        if over:
+            self.running = [r for r in self.running if r.state is State.RUNNING]
 
     def _admit(self) -> None:
-        while len(self.running) < self._limits.max_running:
+        """Starts waiting requests in order of rank while there is room; a higher priority takes the place of a lower one."""
+        while self._waiting:
             with self._lock:
-                if not self._waiting or not self.pool.can_hold(self._capacity(self._waiting[0])):
-                    return
-                request = self._waiting.popleft()
-            self._start(request)
+                request = self._waiting[0]
+            if self._has_room(request):
+                with self._lock:
+                    self._waiting.remove(request)
+                self._start(request)
+                continue
+            last = max(self.running, key=_rank)
+            if last.params.priority >= request.params.priority:
+                return
+            self._preempt(last)
 
-    @staticmethod
-    def _capacity(request: Request) -> int:
-        return len(request.prompt) + request.params.max_tokens
+    def _has_room(self, request: Request) -> bool:
+        """Room to run: for its known tokens, and for every running request to grow by a page."""
+        if len(self.running) >= self._limits.max_running:
+            return False
+        return not self.running or self.pool.can_start(request.tokens, request.domain, spare=len(self.running) + 1)
 
     def _start(self, request: Request) -> None:
-        request.clock.admitted = time.perf_counter()
+        first_time = request.clock.admitted is None
         request.state = State.RUNNING
         try:
-            self._advancer.begin(request)
+            if first_time:
+                request.clock.admitted = time.perf_counter()
+                self._advancer.begin(request)
             if request.state is State.RUNNING:
-                request.sequence = self.pool.acquire(request.tokens, self._capacity(request))
-                request.cached = min(request.computed, len(request.prompt))
+                room = len(request.prompt) + request.params.max_tokens
+                request.sequence = self.pool.start(request.tokens, request.domain, room)
+                if first_time:
+                    request.cached = min(request.computed, len(request.prompt))
                 self.running.append(request)
         except Exception as error:  # noqa: BLE001 - whatever a grammar raises belongs to this request and reaches its caller
             self._fail(request, error)
 
+    def _preempt(self, request: Request) -> None:
+        """Takes a running request's pages; it waits, and is computed again from what the prefix cache still holds by then."""
+        self._release(request, keep=True)
+        request.state = State.WAITING
+        request.preemptions += 1
+        self.running.remove(request)
+        with self._lock:
+            insort(self._waiting, request, key=_rank)
+
+    def _too_large(self, request: Request) -> EngineError:
+        return EngineError(
+            f"{len(request.tokens)} tokens do not fit: {self.pool.page_count} pages of keys and values in all, {self.pool.tree.pinned} of them pinned; "
+            "release pins or raise kv_memory"
+        )
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
     def _plan(self) -> list[tuple[Request, Span]]:
-        """Spans of this step. Runs of at most DECODE_GAP tokens first, then prompts in turns from the budget."""
-        gaps = [(r, len(r.tokens) - r.computed) for r in self.running]
-        short = [(r, gap) for r, gap in gaps if gap <= DECODE_GAP]
-        long = [(r, gap) for r, gap in gaps if gap > DECODE_GAP]
-        budget = self._limits.mixed_step_tokens if short else self._limits.step_tokens
-        shares = list(short)
+        """Spans of this step, with their slots reserved; the highest rank takes pages first."""
+        plan = []
+        for request, count in sorted(self._shares(), key=lambda share: share[0].rank):
+            if request.state is State.RUNNING and self._reserve(request, count):
+                request.served = self._steps
+                plan.append((request, self._span(request, count)))
+        return plan
+
+    def _shares(self) -> list[tuple[Request, int]]:
+        """Tokens per request. Runs of at most DECODE_GAP tokens get all they need; prompts share the budget, who waited longest first."""
+        shares = []
+        long = []
+        claimed: set[bytes] = set()
+        for request in sorted(self.running, key=_rank):
+            gap = len(request.tokens) - request.computed
+            if gap > DECODE_GAP:
+                gap -= self._adopt(request)
+            if gap <= DECODE_GAP:
+                shares.append((request, gap))
+                continue
+            assert request.sequence is not None
+            key = self.pool.next_key(request.sequence, request.tokens)
+            if key is None or key not in claimed:  # else: another one computes this page now, and it can be had in the next step
+                long.append((request, gap))
+                claimed.add(key or b"")
+        budget = self._limits.mixed_step_tokens if shares else self._limits.step_tokens
         quantum = max(PREFILL_SHARE, budget // max(1, len(long)))
-        for request, gap in long:
+        for request, gap in sorted(long, key=lambda share: (-share[0].params.priority, share[0].served, share[0].rank)):
             share = min(gap, quantum, budget)
             budget -= share
             if share:
                 shares.append((request, share))
-        served = [r for r, _ in shares[len(short) :]]
-        if len(served) < len(long):  # those not served now are first next time
-            self.running = [r for r in self.running if r not in served] + served
-        return [(request, self._span(request, share)) for request, share in shares]
+        return shares
+
+    def _adopt(self, request: Request) -> int:
+        assert request.sequence is not None
+        found = self.pool.adopt(request.sequence, request.tokens)
+        request.cached = min(request.cached + found, len(request.prompt))
+        return found
+
+    def _reserve(self, request: Request, count: int) -> bool:
+        """Slots for the next `count` tokens, if need be from requests of lower rank. False: it has to pause."""
+        sequence = request.sequence
+        assert sequence is not None
+        while not self.pool.reserve(sequence, request.computed + count):
+            last = max(self.running, key=_rank)
+            if last is not request:
+                self._preempt(last)
+            elif len(self.running) > 1:
+                return False
+            else:
+                self._fail(request, self._too_large(request))
+                self.running.remove(request)
+                return False
+        return True
 
     @staticmethod
     def _span(request: Request, count: int) -> Span:
@@ -157,10 +250,15 @@ class Scheduler:
             self._release(request, keep=True)
 
     def _fail(self, request: Request, error: BaseException) -> None:
-        self._release(request, keep=request.cancelled)
+        sound = isinstance(error, AgentKitError) and not isinstance(error, NumericalError)
+        self._release(request, keep=sound)  # what a failed forward or NaN left behind serves nobody
         request.fail(error)
 
     def _release(self, request: Request, *, keep: bool) -> None:
         if request.sequence is not None:
             sequence, request.sequence = request.sequence, None
             self.pool.release(sequence, keep=keep)
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank

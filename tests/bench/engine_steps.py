@@ -56,7 +56,9 @@ def linears_ms(engine: Engine) -> float:
 def steps(engine: Engine) -> list[tuple[str, str]]:
     runner, pool = engine._scheduler._runner, engine._scheduler.pool
     prompt = [1000 + i for i in range(DEPTH)]
-    deep, shallow = pool.acquire(prompt, DEPTH + 64), pool.acquire([1], 64)
+    deep, shallow = pool.start(prompt, room=DEPTH + 64), pool.start([1], room=64)
+    pool.reserve(deep, DEPTH + 64)
+    pool.reserve(shallow, 64)
     start = time.perf_counter()
     for at in range(0, DEPTH, engine.config.step_tokens):
         runner.execute([Span(deep, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
@@ -74,7 +76,8 @@ def through_the_engine(engine: Engine) -> list[tuple[str, str]]:
     """Free decoding through the public API against bare steps of the same length: scheduling, sampling, text, threads."""
     usage = engine.generate([7] * 8, max_tokens=24).usage
     runner, pool = engine._scheduler._runner, engine._scheduler.pool
-    sequence = pool.acquire([9], 64)
+    sequence = pool.start([9], room=64)
+    pool.reserve(sequence, 64)
     bare = median_ms(lambda: runner.execute([Span(sequence, (5,))]), 24)
     assert usage.tpot_s is not None
     return [("generate, per token", f"{usage.tpot_s * 1e3:.1f} ms"), ("the same as bare steps", f"{bare:.1f} ms")]

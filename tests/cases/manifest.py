@@ -73,9 +73,18 @@ TESTED: dict[Statement, tuple[str, ...]] = {
     ("eng-pool-accounting", 1): (f"{_CASES}memory.py::test_memory_adds_up_over_random_traffic",),
     ("eng-pool-accounting", 2): (f"{_CASES}memory.py::test_memory_adds_up_over_random_traffic",),
     ("eng-prefix-hash-collision", 0): (f"{_CASES}prefix.py::test_reuse_compares_token_ids",),
-    ("eng-prefix-hash-collision", 1): (f"{_CASES}prefix.py::test_reuse_compares_token_ids",),
+    ("eng-prefix-hash-collision", 1): (
+        f"{_CASES}prefix.py::test_reuse_compares_token_ids",
+        f"{_CASES}prefix.py::test_the_same_page_after_another_parent_is_another_page",
+    ),
+    ("eng-prefix-key-domains", 0): (f"{_CASES}prefix.py::test_no_hit_between_domains", f"{_CASES}prefix.py::test_salts_of_requests_are_kept_apart"),
+    ("eng-prefix-key-domains", 1): (f"{_CASES}prefix.py::test_no_hit_between_domains",),
     ("eng-prefix-stale-hash-after-evict", 0): (f"{_CASES}prefix.py::test_evicted_contents_are_never_found_again",),
     ("eng-prefix-stale-hash-after-evict", 1): (f"{_CASES}prefix.py::test_evicted_contents_are_never_found_again",),
+    ("eng-seed-per-request", 0): (
+        f"{_CASES}sampling.py::test_a_seed_fixes_the_stream_whatever_runs_beside",
+        f"{_CASES}sampling.py::test_a_seed_fixes_the_stream_through_preemption",
+    ),
     ("eng-seed-per-request", 1): (
         f"{_CASES}sampling.py::test_a_seed_fixes_the_stream_whatever_runs_beside",
         f"{_SCHEDULER}global_random_state_is_left_alone",
@@ -131,10 +140,8 @@ _HTTP = "the OpenAI-compatible server"
 LATER: dict[Statement, Later] = {
     **_waiting("eng-batch-invariance", 4, "deterministic=True and its page of documentation; neighbours are tested in tests/engine/test_scheduler.py"),
     **_waiting("eng-kv-quant-accuracy", 6, "keys and values in 8 bits"),
-    **_waiting("eng-preempt-stale-drafts", 5, "drafts; preemption itself comes with issue 4"),
+    **_waiting("eng-preempt-stale-drafts", 5, "drafts"),
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
-    **_waiting("eng-prefix-key-domains", 4, "prefix keys over adapter and tenant salt"),
-    ("eng-seed-per-request", 0): Later(4, "preemption; the runs alone and beside others are tested in tests/engine/cases/test_sampling.py"),
     **_waiting("eng-spec-eos-in-draft", 5, "drafts"),
     **_waiting("eng-spec-equals-greedy", 5, "drafts"),
     **_waiting("eng-spec-grammar-masks", 5, "drafts"),

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from agentkit.engine.models.config import ModelConfig
+from agentkit.engine.models.decoder import RowSelection
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.models.tokenizer import Tokenizer
 from tests.engine.tiny import TinyDecoder
@@ -41,7 +42,7 @@ class Model(TinyDecoder):
         super().__init__(seed, width)
         self.script, self.prompt, self.stop, self.delay = script, prompt, stop, delay
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Any, logits_for: slice) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Any, logits_for: RowSelection) -> torch.Tensor:
         import time
 
         time.sleep(self.delay)

@@ -1,13 +1,12 @@
-"""The fused attention paths against plain products, over arenas with spare room, offsets, windows and grouped heads."""
+"""Attention over pages against plain products: one run or many, several spans, offsets, windows and grouped heads."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from agentkit.engine.attention import BatchAttention, SpanAttention, attend_explicit
+from agentkit.engine.attention import BatchAttention, attend_explicit
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv import KVPool, KVShape
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, window: int | None, softcap: float | None) -> torch.Tensor:
@@ -22,37 +21,6 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, wi
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         rows.append(torch.einsum("hs,shd->hd", scores.softmax(-1), values))
     return torch.stack(rows)
-
-
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
-@pytest.mark.parametrize("spans", [[1], [9], [9, 1, 1], [5, 7, 1, 16], [64, 30]])
-@pytest.mark.parametrize("window", [None, 1, 4, 1000])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-def test_spans_equal_the_reference(heads: tuple[int, int], spans: list[int], window: int | None, softcap: float | None) -> None:
-    h, kv = heads
-    generator = torch.Generator().manual_seed(1)
-    total = sum(spans)
-    q, k, v = (torch.randn(total, n, 16, generator=generator) for n in (h, kv, kv))
-    sequence = KVPool(KVShape(2, kv, 16), 1 << 24, 0).acquire([0], total + 70)
-    start = 0
-    for count in spans:
-        part = slice(start, start + count)
-        attend = SpanAttention(sequence, count)
-        for layer in range(2):
-            out = attend(layer, q[part], k[part], v[part], window=window, scale=0.3, softcap=softcap)
-            wanted = reference(q[part], k, v, start, window, softcap)
-            assert (out.double() - wanted).abs().max() < 1e-5
-        sequence.commit(range(count))
-        start += count
-
-
-def test_layers_with_different_windows_share_one_span() -> None:
-    q, k, v = (torch.randn(20, n, 8) for n in (2, 1, 1))
-    sequence = KVPool(KVShape(2, 1, 8), 1 << 24, 0).acquire([0], 20)
-    attend = SpanAttention(sequence, 20)
-    for layer, window in ((0, 3), (1, None)):
-        out = attend(layer, q, k, v, window=window, scale=0.3)
-        assert (out.double() - reference(q, k, v, 0, window, None)).abs().max() < 1e-5
 
 
 def test_explicit_takes_any_mask() -> None:

@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def idle(engine: Engine) -> bool:
-    return not engine._scheduler.has_work and engine._scheduler.pool.live_bytes == 0
+    return not engine._scheduler.has_work and engine._scheduler.pool.live_pages == 0
 
 
 def test_generate_text(engine: Engine) -> None:
@@ -134,8 +134,8 @@ def test_context_limits(make: Make) -> None:
     assert engine.generate("hello", max_tokens=45).usage.output_tokens == 45
     with pytest.raises(ContextTooLong, match="shorten the prompt"):
         engine.generate("x" * 60, max_tokens=1)
-    with pytest.raises(ContextTooLong, match="kv_bytes"):
-        make(kv_bytes=10_000).generate("hello")
+    with pytest.raises(ContextTooLong, match="kv_memory"):
+        make(kv_memory=10_000).generate("hello")
 
 
 def test_stream_adds_up_to_the_generation(engine: Engine) -> None:

@@ -70,7 +70,7 @@ def test_long_prompts_take_turns() -> None:
 
 
 def test_every_request_ends_once_and_nothing_leaks() -> None:
-    bench = Bench(TinyDecoder(), budget=200_000, kept=3, limits=Limits(max_running=5, step_tokens=64, mixed_step_tokens=32))
+    bench = Bench(TinyDecoder(), pages=24, limits=Limits(max_running=5, step_tokens=64, mixed_step_tokens=32))
     rng = random.Random(7)
     base = [rng.randrange(250) for _ in range(150)]
     requests = []
@@ -82,7 +82,7 @@ def test_every_request_ends_once_and_nothing_leaks() -> None:
         bench.step()
     bench.run(*requests)
     assert bench.scheduler.running == []
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0
     for request in requests:
         ends = [e for e in bench.heard(request) if not hasattr(e, "forced")]
         assert len(ends) == 1
@@ -124,7 +124,7 @@ def test_queue_limit_is_engine_busy() -> None:
 
 
 def test_waits_for_memory_instead_of_failing() -> None:
-    bench = Bench(TinyDecoder(), budget=TinyDecoder().layers * 2 * 2 * 8 * 4 * 128)  # 128 tokens in all
+    bench = Bench(TinyDecoder(), pages=4)
     requests = [bench.submit([i] * 60, max_tokens=4) for i in range(1, 5)]
     bench.step()
     assert len(bench.scheduler.running) == 2

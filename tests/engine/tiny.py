@@ -17,6 +17,7 @@ from agentkit.engine.advance import Advancer, pack_ids
 from agentkit.engine.attention import attend_explicit
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.models.decoder import RowSelection
 from agentkit.engine.request import Event, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
@@ -54,7 +55,7 @@ class TinyDecoder:
         self.head = torch.randn(width, hidden, generator=generator) * 3 / hidden**0.5  # logits of deviation 3: choices, not repetition
         self.calls: list[int] = []
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: slice) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: RowSelection) -> torch.Tensor:
         self.calls.append(ids.shape[0])
         angle = positions.float().unsqueeze(1) / 50.0 * torch.arange(1, self.embed.shape[1] + 1)
         x = self.embed[ids] + torch.sin(angle)
@@ -73,7 +74,7 @@ class ScriptedDecoder(TinyDecoder):
         super().__init__()
         self.script, self.prompt = list(script), prompt
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: slice) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Callable[..., torch.Tensor], logits_for: RowSelection) -> torch.Tensor:
         logits = super().forward(ids, positions, attend, logits_for) * 0
         for row, position in enumerate(positions[logits_for].tolist()):
             at = position - self.prompt + 1
@@ -171,10 +172,11 @@ def _spell(data: bytes) -> int:
 class Bench:
     """A scheduler around a small model, stepped by hand, with every invariant checked after each step."""
 
-    def __init__(self, model: TinyDecoder, *, budget: int = 1 << 24, kept: int = 4, limits: Limits | None = None) -> None:
+    def __init__(self, model: TinyDecoder, *, pages: int = 2048, limits: Limits | None = None, **pool: Any) -> None:
         self.model = model
-        self.pool = KVPool(KVShape(model.layers, model.kv, model.dim), budget, kept)
-        self.scheduler = Scheduler(TorchRunner(model, threads=1), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
+        shape = KVShape(model.layers, model.kv, model.dim)
+        self.pool = KVPool(shape, pages * shape.bytes_per_page, **pool)
+        self.scheduler = Scheduler(TorchRunner(model, self.pool, threads=1), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
         self.events: dict[int, list[Any]] = {}
 
     def request(self, prompt: Sequence[int] | bytes, matcher: Any = None, seed: int = 0, **options: Any) -> Request:

@@ -15,17 +15,17 @@ def test_cancelling_stops_within_a_step_and_frees(case_id: str) -> None:
     neighbour = bench.submit([4, 5], max_tokens=12)
     for _ in range(5):
         bench.step()
-    held = bench.pool.live_bytes
+    held = bench.pool.live_pages
     doomed.cancel()
     bench.step()
     assert isinstance(doomed.error, EngineError)
     assert "cancelled" in str(doomed.error)
     assert doomed.sequence is None
-    assert bench.pool.live_bytes < held
+    assert bench.pool.live_pages < held
     bench.run(neighbour)
     assert neighbour.outcome is not None
     assert list(neighbour.outcome.token_ids) == greedy_without_cache(bench.model, [4, 5], 12)
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0
 
 
 @case("eng-cancel-frees-blocks")
@@ -40,4 +40,4 @@ def test_cancelling_while_waiting_and_while_prefilling(case_id: str) -> None:
     assert waiting.error is not None
     assert prefilling.error is not None
     assert not bench.scheduler.has_work
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0

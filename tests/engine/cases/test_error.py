@@ -18,7 +18,7 @@ def test_the_client_hears_of_it_and_others_go_on(case_id: str) -> None:
     assert bench.deltas(doomed) == ["x", "y"]
     assert spared.outcome is not None
     assert spared.outcome.text == "xyzxyz"
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0
 
 
 @case("eng-grammar-failure-ends-stream")
@@ -27,4 +27,4 @@ def test_a_grammar_that_fails_before_the_first_token(case_id: str) -> None:
     doomed = bench.submit([1], TextsMatcher([b"abc"], fail_at=1))
     bench.run(doomed, steps=3)
     assert isinstance(doomed.error, GrammarViolation)
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0

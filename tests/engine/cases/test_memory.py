@@ -1,4 +1,4 @@
-"""Failure cases of subkind memory, for arenas: live, kept and spare memory add up after every step."""
+"""Failure cases of subkind memory: free, cached and held pages add up after every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.tiny import Bench, TinyDecoder
 @case("eng-pool-accounting")
 def test_memory_adds_up_over_random_traffic(case_id: str) -> None:
     rng = random.Random(1)
-    bench = Bench(TinyDecoder(), budget=300_000, kept=5, limits=Limits(max_running=6))
+    bench = Bench(TinyDecoder(), pages=37, limits=Limits(max_running=6))
     prefixes = [[rng.randrange(250) for _ in range(60)] for _ in range(3)]
     requests = []
     for i in range(200):
@@ -20,9 +20,9 @@ def test_memory_adds_up_over_random_traffic(case_id: str) -> None:
         requests.append(bench.submit(prompt, max_tokens=rng.randrange(1, 12), temperature=1.0, seed=i))
         if rng.random() < 0.15:
             rng.choice(requests[-5:]).cancel()
-        bench.step()  # checks the pool and that running requests hold exactly the live arenas
+        bench.step()  # checks the pool and that running requests hold exactly the live pages
     bench.run(*requests)
-    assert bench.pool.live_bytes == 0
+    assert bench.pool.live_pages == 0
     assert bench.pool.live_sequences == 0
-    bench.pool.clear()
-    assert bench.pool.used_bytes == 0
+    bench.pool.tree.clear()
+    assert bench.pool.free_pages == bench.pool.page_count

@@ -12,7 +12,6 @@ from tests.engine.tiny import Bench, ScriptedDecoder, TinyDecoder, greedy_withou
 @case("eng-fp16-overflow")
 def test_intermediates_beyond_half_precision_stay_finite(case_id: str) -> None:
     model = TinyDecoder()
-    biggest = 0.0
 
     def scaled(layer: int) -> list[torch.Tensor]:
         wq, wk, wv, wo = model.weights[layer]
@@ -21,9 +20,8 @@ def test_intermediates_beyond_half_precision_stay_finite(case_id: str) -> None:
     model.weights = [scaled(i) for i in range(2)]
     bench = Bench(model)
     done = bench.complete([1, 2, 3], max_tokens=8)
-    kept, _ = bench.pool.acquire([1, 2, 3], 8).view(0, 0, 2), None
-    biggest = float(kept[1].abs().max())
-    assert biggest > 65504
+    (first, last), *_ = bench.pool.start([1, 2, 3]).slots(0, 2)
+    assert float(bench.pool.data[0, 1, :, first:last].abs().max()) > 65504
     assert done.outcome is not None
     assert list(done.outcome.token_ids) == greedy_without_cache(model, [1, 2, 3], 8)
 
@@ -37,5 +35,5 @@ def test_a_nan_row_fails_its_request_only(case_id: str) -> None:
     assert isinstance(doomed.error, NumericalError)
     assert "NaN" in str(doomed.error)
     assert spared.outcome is not None
-    assert bench.pool.live_bytes == 0
-    assert all(seq.length < 6 for seq in bench.pool._kept)  # keys and values of the failed request are not kept for others
+    assert bench.pool.live_pages == 0
+    assert all(len(node.tokens) < 6 for node in bench.pool.tree)  # keys and values of the failed request are not kept for others

@@ -1,30 +1,75 @@
-"""Failure cases of subkind prefix that concern the reuse of finished requests' keys and values."""
+"""Failure cases of subkind prefix: what may be found again, and by whom."""
 
 from __future__ import annotations
 
+import pytest
+
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.prefix import domain
 from tests.engine.cases.support import case
 from tests.engine.tiny import Bench, TinyDecoder
 
 
 @case("eng-prefix-hash-collision")
-def test_reuse_compares_token_ids(case_id: str) -> None:
-    """No hash is involved: a prompt of equal length and equal ends but one other token shares only what comes before it."""
-    first = list(range(50, 110))
-    other = [*first[:30], 7, *first[31:]]
-    bench = Bench(TinyDecoder())
+@pytest.mark.parametrize("place", [7, 30, 40])
+def test_reuse_compares_token_ids(case_id: str, place: int) -> None:
+    """With a hash that is the same for everything, a prompt shares only what has the same token ids."""
+    first = list(range(50, 150))
+    other = [*first[:place], 7, *first[place + 1 :]]
+    bench = Bench(TinyDecoder(), digest=lambda data: b"same")
     bench.complete(first, max_tokens=8)
     warm = bench.complete(other, max_tokens=8)
-    assert warm.cached == 30
+    assert warm.cached == (place if place < 32 else 32)
     assert warm.tokens == Bench(TinyDecoder()).complete(other, max_tokens=8).tokens
+
+
+@case("eng-prefix-hash-collision")
+def test_the_same_page_after_another_parent_is_another_page(case_id: str) -> None:
+    """Keys and values depend on everything before them, so a page is found only below the parent it was computed after."""
+    bench = Bench(TinyDecoder(), digest=lambda data: b"same")
+    page = list(range(100, 132))
+    for head in ([1] * 32, [2] * 32):
+        done = bench.complete([*head, *page, 5], max_tokens=6)
+        assert done.cached == 0
+        assert done.tokens == Bench(TinyDecoder()).complete([*head, *page, 5], max_tokens=6).tokens
 
 
 @case("eng-prefix-stale-hash-after-evict")
 def test_evicted_contents_are_never_found_again(case_id: str) -> None:
-    per_token = TinyDecoder().layers * 2 * 2 * 8 * 4
-    bench = Bench(TinyDecoder(), budget=6 * 64 * per_token)
-    small, large = list(range(20, 150)), list(range(60, 240)) * 2
-    first = bench.complete(small, max_tokens=8)
-    bench.complete(large[:340], max_tokens=8)
-    third = bench.complete(small, max_tokens=8)
+    bench = Bench(TinyDecoder(), pages=6)
+    small, large = list(range(20, 110)), list(range(60, 240))
+    first = bench.complete(small, max_tokens=6)
+    bench.complete(large, max_tokens=8)
+    third = bench.complete(small, max_tokens=6)
     assert third.cached == 0
     assert third.tokens == first.tokens
+
+
+@case("eng-prefix-key-domains")
+def test_no_hit_between_domains(case_id: str) -> None:
+    """An adapter cannot pose as a salt, nor a load of an adapter as another one, nor two parts as one."""
+    keys = [
+        domain(), domain(adapter="abc"), domain(salt="abc"), domain(adapter="abc", load_number=1), domain(adapter="abc", salt="abc"), domain(adapter="abcabc"),
+        domain(adapter="abc", load_number=1, salt="abc"), domain(adapter=""), domain(salt=""), domain(adapter="salt", salt="adapter"),
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+    pool = KVPool(KVShape(1, 1, 4), 1 << 20)
+    prompt = list(range(100))
+    for key in keys:
+        sequence = pool.start(prompt, key)
+        assert sequence.length == 0
+        assert pool.reserve(sequence, 100)
+        pool.commit(sequence, prompt)
+        pool.release(sequence)
+        pool.check_invariants()
+    for key in keys:
+        assert pool.start(prompt, key).length == 99
+
+
+@case("eng-prefix-key-domains")
+def test_salts_of_requests_are_kept_apart(case_id: str) -> None:
+    bench = Bench(TinyDecoder())
+    prompt = list(range(40, 120))
+    runs = [bench.complete(prompt, max_tokens=4, cache_salt=salt) for salt in (None, "a", "b", "a", None)]
+    assert [r.cached for r in runs] == [0, 0, 0, 79, 79]
+    assert len({tuple(r.tokens) for r in runs}) == 1

@@ -76,3 +76,15 @@ def test_a_seed_fixes_the_stream_whatever_runs_beside(case_id: str) -> None:
     assert [t.tokens for t in twins] == [alone.tokens] * 2
     other = Bench(TinyDecoder()).complete(prompt, max_tokens=16, temperature=1.0, seed=8)
     assert other.tokens != alone.tokens
+
+
+@case("eng-seed-per-request")
+def test_a_seed_fixes_the_stream_through_preemption(case_id: str) -> None:
+    prompt = list(range(30, 50))
+    alone = Bench(TinyDecoder()).complete(prompt, max_tokens=60, temperature=1.0, seed=7)
+    bench = Bench(TinyDecoder(), pages=4)
+    elder = bench.submit([1], max_tokens=100, temperature=1.0, seed=1)
+    subject = bench.submit(prompt, max_tokens=60, temperature=1.0, seed=7)
+    bench.run(elder, subject)
+    assert subject.preemptions > 0
+    assert subject.tokens == alone.tokens
