@@ -36,7 +36,7 @@ from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.text import OutputText
 from agentkit.engine.weights import half_precision
-from agentkit.errors import BudgetTooSmall, ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
+from agentkit.errors import ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
@@ -301,9 +301,10 @@ class Engine:
         matcher = None
         if constraint is not None:
             matcher = constraint.grammar.matcher(self.vocabulary)
-            needed = matcher.completion_tokens()
-            if params.budget_guard and needed > params.max_tokens:
-                raise BudgetTooSmall(needed, params.max_tokens)
+            if params.budget_guard:
+                matcher.check_budget(params.max_tokens)
+            else:
+                matcher.completion_tokens()  # can the vocabulary spell it at all?
         number = next(self._counter)
         first, second, *_ = philox(self._seed, number, stream=1)
         seed = (first << 32 | second) if params.seed is None else params.seed

@@ -70,6 +70,10 @@ class Arena:
         self._mem[layout.H_NODE_COUNT] = 4
         self._mem[layout.H_POOL_COUNT] = 1
         self._roots: dict[tuple[bytes, bool], int] = {}
+        self.forced: dict[tuple[Any, ...], list[int]] = {}
+        """Forced tokens that have been asked for, by state and what is written before it."""
+        self.completions: dict[int, int] = {}
+        """Tokens of the shortest completion as the tokenizer splits it, for states that were asked for."""
         self._new_bank()
 
     def _new_bank(self) -> None:
@@ -175,6 +179,18 @@ class Arena:
         """Tokens of the shortest completion by bytes; layout.INFINITE if no tokens spell it."""
         with self.lock:
             return int(self._run(tokens_needed, self._voc, state))
+
+    def bytes_needed(self, state: int) -> int:
+        """Length of the shortest completion, a special token counting as one; layout.INFINITE if no tokens spell it."""
+        if self.is_accepting(state):
+            return 0
+        if self.tokens_needed(state) >= layout.INFINITE:
+            return layout.INFINITE
+        with self.lock:  # the kernel has noted it down beside the node, or beside the rule that the node calls
+            node = self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE :]
+            if node[layout.N_OP] == layout.A_CALL:
+                return int(self._mem[self._mem[layout.H_POOL] + node[layout.N_A] + 2])
+            return int(node[layout.N_NEED]) - 1
 
     def forced_bytes(self, state: int, limit: int = 4096) -> bytes:
         """The bytes that must follow here, as far as there is no choice; at most `limit`."""

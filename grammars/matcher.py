@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentkit.errors import GrammarViolation, NoTokenPath
+from agentkit.errors import BudgetTooSmall, GrammarViolation, NoTokenPath
+from agentkit.grammars.completion import canonical_count
 from agentkit.grammars.core import layout
-from agentkit.grammars.forced import canonical_tokens
+from agentkit.grammars.forced import CONTEXT, canonical_tokens
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["Matcher", "fill_masks"]
+
+_FORCED_KEPT = 1 << 14  # forced runs that an arena remembers
 
 
 class Matcher:
@@ -186,21 +189,34 @@ class Matcher:
         """The bytes that must come next, as far as the grammar leaves no choice."""
         return b"" if self._finished else self._arena.forced_bytes(self._state)
 
-    def forced_tokens(self, before: Sequence[int] = ()) -> list[int]:
+    def forced_tokens(self, before: Sequence[int | bytes] | None = None) -> list[int]:
         """The tokens that must come next, split as the model's own tokenizer would; empty if there is a choice. A special token
         that must come is one too.
 
-        A last token that the text after the forced stretch could merge with is left out.
+        Only tokens that the tokenizer gives whatever follows: one that the text after the forced stretch could merge with
+        is left out (see forced.py). Where the text ends with the stretch, all of it is returned.
 
         Args:
-            before: the last tokens of the text so far, so that the split is the one in context.
+            before: the last tokens of the text so far, so that the split is the one in context. Default: what this
+                matcher has accepted.
         """
-        forced = self.forced_bytes()
+        written = self._units if before is None else before
+        key = (self._state, *written[-CONTEXT:])
+        known = self._arena.forced.get(key)
+        if known is None:
+            if len(self._arena.forced) >= _FORCED_KEPT:
+                self._arena.forced.clear()
+            known = self._arena.forced[key] = self._forced_tokens(written)
+        return [] if self._finished else list(known)
+
+    def _forced_tokens(self, written: Sequence[int | bytes]) -> list[int]:
+        forced = self._arena.forced_bytes(self._state)
         if not forced:
-            return [] if self._finished else self._forced_special(self._state)
+            return self._forced_special(self._state)
         state = self._arena.advance_bytes(self._state, forced)
-        final = self._arena.is_final(state) or bool(self._forced_special(state))  # no text merges with a special token
-        return canonical_tokens(self.vocabulary, forced, before, final=final)
+        ends = self._arena.is_final(state) or bool(self._forced_special(state))  # no text merges with a special token
+        follows = None if ends else lambda more: self._arena.advance_bytes(state, more) != layout.EMPTY
+        return canonical_tokens(self.vocabulary, forced, written, follows)
 
     def _forced_special(self, state: int) -> list[int]:
         """The special token that must come next, if one must."""
@@ -212,6 +228,8 @@ class Matcher:
     def completion_tokens(self) -> int:
         """Upper bound on the tokens that complete the text from here; 0 if it may end here.
 
+        The fewest tokens that spell the shortest completion: what the budget guard's masks can still enforce.
+
         Raises:
             NoTokenPath: no tokens of the vocabulary spell the shortest completion.
         """
@@ -221,6 +239,25 @@ class Matcher:
         if needed >= layout.INFINITE:
             raise NoTokenPath("no tokens of the vocabulary spell the shortest completion of the text")
         return needed
+
+    def check_budget(self, budget: int) -> None:
+        """Can the text be completed within `budget` tokens (a stop token does not count), as the tokenizer counts them?
+
+        This counts the shortest completion in the tokenizer's own split, not in the fewest tokens that could spell it: a
+        limit that only an odd split could meet is refused.
+
+        Raises:
+            BudgetTooSmall: no.
+            NoTokenPath: no tokens of the vocabulary spell the shortest completion.
+        """
+        needed = self.completion_tokens()
+        if needed <= budget < self._arena.bytes_needed(self._state):  # else even one token a byte would fit
+            known = self._arena.completions
+            if self._state not in known:
+                known[self._state] = canonical_count(self._arena, self._state) or needed
+            needed = known[self._state]
+        if needed > budget:
+            raise BudgetTooSmall(needed, budget)
 
 
 def fill_masks(matchers: Sequence[Matcher], out: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentkit.grammars.arena import Arena
 from agentkit.grammars.compiled import stored_trie
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.settings import settings
+from agentkit.grammars.splitter import greedy_encoder, plain_encoder
 
 __all__ = ["Vocabulary"]
 
@@ -60,7 +61,7 @@ class Vocabulary:
                 raise ValueError(f"special_tokens: {name!r} has the id {token}, which must be below {self.width} and None among the tokens")
         self.tokenizer = tokenizer
         """The tokenizers.Tokenizer this came from, if any: forced text is split the way it would."""
-        self._plain: Any = None
+        self._plain: Callable[[str], list[int]] | None = None
         self._by_bytes: tuple[dict[bytes, int], int] | None = None
         self._symbols: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -136,14 +137,29 @@ class Vocabulary:
         array[at : at + 8] = -1
         return array
 
+    def text_of(self, token: int) -> bytes:
+        """The bytes of `token` where it is text; b"" for special and stop tokens and for ids that no token has."""
+        return b"" if not 0 <= token < len(self.tokens) or token in self.stop_token_ids else self.tokens[token] or b""
+
     def encode_text(self, text: str) -> list[int]:
-        """Ids of `text` as plain text: what looks like a special token stays text. Needs a tokenizer."""
-        if self._plain is None and self.tokenizer.encode_special_tokens:
-            self._plain = self.tokenizer
-        if self._plain is None:  # a copy, which takes a while: the caller's own goes on recognising special tokens
-            self._plain = type(self.tokenizer).from_str(self.tokenizer.to_str())
-            self._plain.encode_special_tokens = True
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        """Ids of `text` as plain text in the middle of other text: what looks like a special token stays text. Needs a tokenizer."""
+        if self._plain is None:
+            self._plain = plain_encoder(self.tokenizer)
+        return self._plain(text)
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Ids of `data` up to its last whole character; without a tokenizer greedily, up to where no token fits."""
+        if self.tokenizer is None:
+            return greedy_encoder(*self.by_bytes)(data)
+        try:
+            return self.encode_text(data.decode())
+        except UnicodeDecodeError as error:
+            return self.encode_text(data[: error.start].decode())
+
+    @cached_property
+    def sorted_texts(self) -> list[bytes]:
+        """The bytes of all tokens that are text, sorted."""
+        return sorted(self.by_bytes[0])
 
     @property
     def by_bytes(self) -> tuple[dict[bytes, int], int]:
