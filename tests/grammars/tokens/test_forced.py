@@ -11,6 +11,7 @@ import pytest
 from agentkit.engine.models import store
 from agentkit.errors import BudgetTooSmall, ModelNotFound, NoTokenPath
 from agentkit.grammars import Grammar, Vocabulary
+from agentkit.grammars.expr import Builder
 from tests.grammars.tokens.built import FAMILIES, SPECIALS
 from tests.grammars.tokens.canonical import Replay, compact, instances, replay, tool_calls, usable
 
@@ -195,8 +196,9 @@ def test_a_budget_for_what_no_token_spells() -> None:
 
 def test_special_tokens_count_one_and_nothing_merges_with_them() -> None:
     v = vocabulary("smollm")
-    matcher = Grammar.from_lark('start: <s> "get" <s> "a" ("b" | "c")').matcher(v)
-    (marker,) = (v.special_tokens["<s>"],)
+    b, marker = Builder(), v.special_tokens["<s>"]
+    parts = b.special("<s>"), b.literal(b"get"), b.special("<s>"), b.literal(b"a"), b.trie([b"b", b"c"])
+    matcher = Grammar(b.program(b.seq(*parts))).matcher(v)
     assert matcher.forced_tokens() == [marker]
     with pytest.raises(BudgetTooSmall) as caught:
         matcher.check_budget(4)
