@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 from typing_extensions import TypedDict, TypeVar, Unpack
 
 from agentkit.context import DepsT
-from agentkit.errors import InvalidOption, ToolDefinitionError
+from agentkit.errors import InvalidOption, ToolDefinitionError, did_you_mean
 from agentkit.events import Event, FinalEvent, Step, TextDelta, ToolsEvent, TurnEvent
 from agentkit.execute import APPROVE_HELP, Approve
 from agentkit.loop import Instructions, Run, RunPlan, Validator
@@ -24,6 +24,7 @@ from agentkit.model import ChatModel, Sampling
 from agentkit.output import OutputSpec
 from agentkit.pending import Pending, run_blocking
 from agentkit.result import RunResult
+from agentkit.streams import StreamBlock
 from agentkit.tool import Tool, as_tool
 from agentkit.usage import UsageLimits
 
@@ -137,14 +138,19 @@ class Agent(Generic[DepsT, OutputT]):
         plan = self._plan(prompt, options)
         return run_blocking(lambda: _drain(plan))
 
-    @asynccontextmanager
-    async def run_stream(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> AsyncIterator[RunStream[OutputT]]:
+    def run_stream(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> StreamBlock[RunStream[OutputT]]:
         """Runs while telling what happens: `async with agent.run_stream("...") as stream: async for event in stream: ...`.
 
-        Leaving the block early cancels the run.
+        Leaving the block early cancels the run. Options are checked, and errors in them raised, at once.
         """
-        async with aclosing(Run(self._plan(prompt, options)).events()) as events:
-            yield RunStream(events)
+        plan = self._plan(prompt, options)
+
+        @asynccontextmanager
+        async def stream() -> AsyncIterator[RunStream[OutputT]]:
+            async with aclosing(Run(plan).events()) as events:
+                yield RunStream(events)
+
+        return StreamBlock(stream, "agent.run_stream()")
 
     async def iter(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> AsyncGenerator[Step, None]:
         """The run step by step: a TurnEvent after each turn of the model, a ToolsEvent after its calls are answered, a FinalEvent."""
@@ -156,7 +162,8 @@ class Agent(Generic[DepsT, OutputT]):
     def _plan(self, prompt: str | None, options: RunOptions) -> RunPlan:
         unknown = options.keys() - RunOptions.__annotations__.keys()
         if unknown:
-            raise TypeError(f"a run has no option {sorted(unknown)[0]!r}; the options are {', '.join(RunOptions.__annotations__)}")
+            wrong, known = sorted(unknown)[0], RunOptions.__annotations__
+            raise TypeError(f"a run has no option {wrong!r}.{did_you_mean(wrong, known)} The options are {', '.join(known)}")
         history = check_history(options.get("message_history") or ())
         _check_prompt(prompt, history)
         return RunPlan(

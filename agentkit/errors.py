@@ -33,7 +33,7 @@ attributes, so that programs need not parse texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -257,3 +257,12 @@ class HistoryError(AgentKitError, ValueError):
     def __init__(self, message: str, errors: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.errors = list(errors)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'x'?" for the known name that is most like `word`, or "" if none is; to be put into a message."""
+    from difflib import get_close_matches
+
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word.strip().lower(), by_lower, 1)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

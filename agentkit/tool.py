@@ -23,7 +23,7 @@ from typing_extensions import ParamSpec
 
 from agentkit.annotations import innermost
 from agentkit.docstrings import Description, describe
-from agentkit.errors import ToolDefinitionError, ToolError
+from agentkit.errors import ToolDefinitionError, ToolError, did_you_mean
 from agentkit.schema import JSONSchema, json_schema_of
 from agentkit.signature import CallPlan, call_plan
 
@@ -185,10 +185,18 @@ def tool(
     *, name: str | None = None, description: str | None = None, timeout: float | None = None, retries: int | None = None, approval: bool = False
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(target: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Makes a tool of a function or Pydantic model: `@tool`, or `@tool(name=, description=, timeout=, retries=, approval=)`. See Tool."""
-    if target is None:
-        return functools.partial(Tool, **options)
-    return Tool(target, **options)
+    """Makes a tool of a function or Pydantic model: `@tool`, or `@tool(name=, description=, timeout=, retries=, approval=)`. See Tool.
+
+    Raises:
+        ToolDefinitionError: an option that does not exist, and what Tool raises.
+    """
+    known = ("name", "description", "timeout", "retries", "approval")
+    unknown = next((option for option in options if option not in known), None)
+    if unknown is not None:
+        raise ToolDefinitionError(f"@tool has no option {unknown!r}.{did_you_mean(unknown, known)} The options are {', '.join(known)}")
+    if isinstance(target, str):
+        raise ToolDefinitionError(f"@tool({target!r}): options go by name; write @tool(name={target!r})")
+    return functools.partial(Tool, **options) if target is None else Tool(target, **options)
 
 
 def as_tool(target: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:

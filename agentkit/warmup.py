@@ -27,9 +27,10 @@ def warm_up(model: str | None = None, progress: Progress | None = None) -> None:
         ModelNotFound: the model is neither here nor can it be fetched.
     """
     from agentkit.engine.models.progress import progress_or_default
-    from agentkit.grammars.warmup import compile_kernels
+    from agentkit.grammars.warmup import compile_kernels, kernels_cached
 
-    steps: list[tuple[str, Callable[[], None]]] = [("compiling the kernels of grammars", compile_kernels)]
+    stage = "running the kernels of grammars (compiled before)" if kernels_cached() else "compiling the kernels of grammars (once on this machine)"
+    steps: list[tuple[str, Callable[[], None]]] = [(stage, compile_kernels)]
     if model is not None:
         steps.append((f"running {model} once", lambda: _generate_once(model)))
     with progress_or_default(progress) as report:

@@ -27,13 +27,14 @@ from typing import Any
 from agentkit.cache_folder import cache_root
 from agentkit.engine.models.progress import Progress, progress_or_default
 from agentkit.engine.models.registry import KNOWN_MODELS, KnownModel
-from agentkit.errors import ModelNotFound
+from agentkit.errors import ModelNotFound, did_you_mean
 
 __all__ = ["ModelEntry", "Place", "list_models", "path", "pull", "remove", "resolve"]
 
 FORMAT = 1  # of a converted folder; raised when conversion changes, which makes older folders be converted anew
 _MANIFEST = "agentkit.json"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_ADVICE = f"pass one of {', '.join(KNOWN_MODELS)}, a folder with config.json, tokenizer.json and *.safetensors, a *.gguf file, or a hub repository org/name"
 PathLike = str | os.PathLike[str]
 
 
@@ -79,12 +80,15 @@ def resolve(spec: PathLike, *, cache_dir: PathLike | None = None, progress: Prog
     local = Path(text).expanduser()
     if text in KNOWN_MODELS:
         return _known(KNOWN_MODELS[text], cache_root(cache_dir), progress)
-    if local.is_dir():
+    if text.strip() and local.is_dir():
         return Place(local.name or text, local.absolute())
     if local.is_file():
         return _file(local, cache_root(cache_dir), progress)
     if _REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
         return _repository(text, progress)
+    if not text.strip() or text.endswith(".gguf") or re.match(r"[~./\\]|.*[/\\].*[/\\]", text):
+        kind = "file" if text.endswith(".gguf") else "file or folder"
+        raise _not_found(text, [f"there is no {kind} {local.absolute()}" if text.strip() else "the name is empty"], "check the path, or " + _ADVICE)
     raise _not_found(text, ["it is no folder and no file here", f"it is none of the known names: {', '.join(KNOWN_MODELS)}"])
 
 
@@ -301,6 +305,4 @@ def _locked(root: Path, key: str, progress: Progress | Callable[..., None]) -> I
 
 
 def _not_found(name: str, tried: list[str], advice: str = "") -> ModelNotFound:
-    names = ", ".join(KNOWN_MODELS)
-    advice = advice or f"pass one of {names}, a folder with config.json, tokenizer.json and *.safetensors, a *.gguf file, or a hub repository org/name"
-    return ModelNotFound(f"no model {name!r}: {'; '.join(tried)}. What to do: {advice}")
+    return ModelNotFound(f"no model {name!r}: {'; '.join(tried)}.{did_you_mean(name, KNOWN_MODELS)} What to do: {advice or _ADVICE}")

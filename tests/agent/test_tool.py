@@ -352,7 +352,7 @@ class Loop:
     inner: list[Any] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("value", [dict, object(), "\ud800", {"a": "\ud800"}, b"\xff", asyncio.Lock()], ids=repr)
+@pytest.mark.parametrize("value", [dict, object(), "\ud800", {"a": "\ud800"}, b"\xff", asyncio.Lock()])
 def test_results_without_a_json_form(value: object) -> None:
     with pytest.raises(ToolError, match="tool 't' returned"):
         result_text(value, "t")
@@ -363,3 +363,22 @@ def test_a_circular_result() -> None:
     loop.inner.append(loop)
     with pytest.raises(ToolError, match="tool 't' returned Loop"):
         result_text(loop, "t")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retry": 3}, "@tool has no option 'retry'. Did you mean 'retries'? The options are name, description, timeout, retries, approval"),
+        ({"strict": True}, "@tool has no option 'strict'. The options are"),
+    ],
+    ids=["like one", "like none"],
+)
+def test_an_option_that_does_not_exist_is_named_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ToolDefinitionError) as raised:
+        tool(**options)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_name_goes_by_name() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"write @tool\(name='add'\)"):
+        tool("add")  # type: ignore[call-overload]

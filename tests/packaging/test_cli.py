@@ -72,3 +72,11 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["agentkit", "models", "list"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+@pytest.mark.parametrize(("cached", "told"), [(True, "running the kernels of grammars (compiled before)"), (False, "compiling the kernels of grammars (once")])
+def test_warmup_says_whether_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cached: bool, told: str) -> None:
+    monkeypatch.setattr("agentkit.grammars.warmup.kernels_cached", lambda: cached)
+    monkeypatch.setattr("agentkit.grammars.warmup.compile_kernels", lambda: None)
+    assert run(monkeypatch, "warmup") == 0
+    assert told in capsys.readouterr().err

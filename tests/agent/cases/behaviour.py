@@ -1,6 +1,6 @@
 """Marks a test as the test of one behaviour statement of the failure-case bank.
 
-`@behaviour("case-id", "statement")` puts both into the test's id; test_sdk_complete.py reads these marks back from the sources
+`@behaviour("case-id", "statement")` puts both into the test's id; tests/cases/test_manifest.py reads these marks back
 and compares them with the bank, so that no statement is left out.
 """
 

@@ -192,6 +192,25 @@ def test_folders_are_taken_as_they_are_and_damage_is_named(index: Index, tmp_pat
         load_model(folder, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("smolm2-135m", "Did you mean 'smollm2-135m'?"),
+        ("SmolLM2-135M", "Did you mean 'smollm2-135m'?"),
+        ("gemma3", "Did you mean 'gemma3-270m'?"),
+        ("/no/such/file.gguf", "there is no file /no/such/file.gguf"),
+        ("such.gguf", f"there is no file {Path.cwd()}/such.gguf"),
+        ("./no-such-folder", f"there is no file or folder {Path.cwd()}/no-such-folder"),
+        ("  ", "the name is empty"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_what_it_was_taken_for(spec: str, message: str) -> None:
+    with pytest.raises(ModelNotFound) as raised:
+        store.resolve(spec)
+    assert message in str(raised.value)
+    assert "What to do: " in str(raised.value)
+
+
 def test_folders_of_an_older_format_are_built_anew(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     store.pull(NAME, silent)
     monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
