@@ -30,6 +30,7 @@ from agentkit.usage import UsageLimits
 
 if TYPE_CHECKING:
     from agentkit.engine import Engine
+    from agentkit.protocol import TurnProtocol
 
 __all__ = ["Agent", "RunOptions", "RunStream"]
 
@@ -55,6 +56,7 @@ class AgentOptions(TypedDict, total=False):
     parallel_tool_calls: bool | int
     approve: Approve | None
     output_validators: Sequence[Validator]
+    protocol: TurnProtocol | str | None
 
 
 class Agent(Generic[DepsT, OutputT]):
@@ -72,6 +74,7 @@ class Agent(Generic[DepsT, OutputT]):
         parallel_tool_calls: whether one turn may make several calls (a number: at most so many). Small models do better with one.
         approve: asked before a tool with approval=True runs.
         output_validators: called in order with (RunContext, value); each gives the value back, or raises ModelRetry.
+        protocol: how a local model's family writes calls ("hermes", "qwen", "llama3" ...); None: as its chat template says.
 
     Raises:
         ToolDefinitionError: two tools have the same name, or something cannot be a tool.
@@ -106,9 +109,10 @@ class Agent(Generic[DepsT, OutputT]):
         parallel_tool_calls: bool | int = False,
         approve: Approve | None = None,
         output_validators: Sequence[Validator] = (),
+        protocol: TurnProtocol | str | None = None,
     ) -> None:
         self.name = name
-        self.model = _chat_model(model)
+        self.model = _chat_model(model, protocol)
         self.tools = _by_name(tools)
         self.instructions = instructions
         self.output = OutputSpec(output_type)
@@ -293,22 +297,24 @@ def _check_prompt(prompt: Any, history: Sequence[Message]) -> None:
         raise InvalidOption(f"the prompt has a lone surrogate at {error.start}, which has no UTF-8 form; give valid Unicode") from error
 
 
-def _chat_model(model: Any) -> ChatModel:
+def _chat_model(model: Any, protocol: TurnProtocol | str | None) -> ChatModel:
     if isinstance(model, str):
         if model.startswith(("http://", "https://")) or model.partition(":")[0] in _REMOTE:
             raise InvalidOption(f"{model!r} names a remote server, which this version cannot use; give a local model, such as 'smollm2-135m', or any ChatModel")
-        return _local(model)
+        return _local(model, protocol)
     if isinstance(model, ChatModel):
+        if protocol is not None:
+            raise InvalidOption("protocol is for local models; a ChatModel writes calls in its own way")
         return model
     if hasattr(model, "encode_chat") and hasattr(model, "astream"):
-        return _local(model)
+        return _local(model, protocol)
     raise InvalidOption(f"the model is {type(model).__name__}; give an Engine, the name of a local model, or a ChatModel (agentkit.model)")
 
 
-def _local(engine: Any) -> ChatModel:
+def _local(engine: Any, protocol: TurnProtocol | str | None) -> ChatModel:
     from agentkit.local_model import LocalModel
 
-    return LocalModel(engine)
+    return LocalModel(engine, protocol)
 
 
 def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:

@@ -11,7 +11,7 @@ from agentkit.usage import RequestUsage
 if TYPE_CHECKING:
     from agentkit.result import RunResult, ToolCall
 
-__all__ = ["CallEvent", "Event", "FinalEvent", "RetryEvent", "Step", "TextDelta", "TokenEvent", "ToolResultEvent", "ToolsEvent", "TurnEvent"]
+__all__ = ["CallEvent", "Event", "FinalEvent", "ReasoningDelta", "RetryEvent", "Step", "TextDelta", "TokenEvent", "ToolResultEvent", "ToolsEvent", "TurnEvent"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,14 @@ class TextDelta:
 
     text: str
     kind: Literal["text"] = "text"
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers or calls; not part of the answer."""
+
+    text: str
+    kind: Literal["reasoning"] = "reasoning"
 
 
 @dataclass(frozen=True)
@@ -83,4 +91,4 @@ class FinalEvent:
 
 
 Step = TurnEvent | ToolsEvent | FinalEvent
-Event = TokenEvent | TextDelta | CallEvent | ToolResultEvent | RetryEvent | Step
+Event = TokenEvent | TextDelta | ReasoningDelta | CallEvent | ToolResultEvent | RetryEvent | Step

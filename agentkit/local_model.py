@@ -1,5 +1,7 @@
 """The in-process engine as a ChatModel: renders the conversation, constrains the turn with a grammar, reads it as it streams.
 
+How the model's family writes calls is read off its chat template, unless it is given.
+
 Input: an engine, or the name of a model whose engine is made at the first turn and shared by all agents of this process.
 torch is imported no earlier than that. Knows nothing of running tools.
 """
@@ -14,14 +16,17 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from agentkit.grammars.frontends.turn_formats import FORMATS
 from agentkit.model import ModelEvent, ModelToken, TurnEnd, TurnRequest
-from agentkit.protocol import HermesProtocol, TurnProtocol, compact
+from agentkit.protocol import FormatProtocol, TurnProtocol, compact, family_of
 from agentkit.streams import closing_source
+from agentkit.turn_reader import Reasoning
 from agentkit.usage import RequestUsage
 
 if TYPE_CHECKING:
     from agentkit.engine import Engine
-    from agentkit.engine.request import Usage
+    from agentkit.engine.models.tokenizer import Tokenizer
+    from agentkit.engine.request import TokenEvent, Usage
     from agentkit.grammars import Grammar
 
 __all__ = ["LocalModel", "shared_engine"]
@@ -50,12 +55,18 @@ class LocalModel:
 
     Args:
         engine: an Engine, or a model name (see shared_engine).
-        protocol: how this model family writes calls.
+        protocol: how the model's family writes calls: a name ("qwen", "llama3" ..., see docs/guide.md) or a TurnProtocol; None: as
+            its chat template says.
+
+    Raises:
+        InvalidOption: no such protocol.
     """
 
-    def __init__(self, engine: Engine | str, protocol: TurnProtocol | None = None) -> None:
+    def __init__(self, engine: Engine | str, protocol: TurnProtocol | str | None = None) -> None:
         self._engine = engine
-        self.protocol: TurnProtocol = protocol or HermesProtocol()
+        if isinstance(protocol, str):
+            FormatProtocol(protocol)  # refuses an unknown name at once
+        self._protocol = protocol
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._grammars_lock = threading.Lock()
 
@@ -68,16 +79,19 @@ class LocalModel:
         from agentkit.engine.request import FinishEvent
 
         engine = await asyncio.to_thread(shared_engine, self._engine) if isinstance(self._engine, str) else self._engine
-        prompt, grammar = await asyncio.to_thread(self._prepare, engine, request)
-        reader = self.protocol.reader(request)
+        protocol, reasoning, prompt, grammar = await asyncio.to_thread(self._prepare, engine, request)
+        reader = protocol.reader(request, reasoning)
+        spelling = _Spelling(engine.tokenizer, protocol)
         events = engine.astream(prompt, grammar=grammar, **asdict(request.sampling))
         async with aclosing(closing_source(events)) as stream:
             async for event in stream:
                 if isinstance(event, FinishEvent):
+                    for piece in reader.feed(spelling.rest()):
+                        yield piece
                     yield TurnEnd(reader.finish(event.generation.finish_reason), _request_usage(event.generation.usage))
                 else:
                     yield ModelToken(event.text, tuple(event.token_ids), event.forced)
-                    for piece in reader.feed(event.text):
+                    for piece in reader.feed(spelling.of(event)):
                         yield piece
 
     def close(self) -> None:
@@ -85,29 +99,81 @@ class LocalModel:
         if not isinstance(self._engine, str):
             self._engine.close()
 
-    def _prepare(self, engine: Engine, request: TurnRequest) -> tuple[list[int], Grammar | None]:
-        """Token ids of the conversation, and the grammar of the turn; may take a while the first time."""
-        return engine.encode_chat(self.protocol.render(request)), self._grammar(request)
+    def protocol_of(self, engine: Engine) -> TurnProtocol:
+        """How the engine's model writes calls."""
+        if self._protocol is None or isinstance(self._protocol, str):
+            template = engine.chat_template
+            source = "" if template is None else f"{template.source}{template.tool_source or ''}"
+            format = self._protocol or family_of(source, engine.tokenizer.special_tokens)
+            self._protocol = FormatProtocol(format, None if template is None else template.tool_support)
+        return self._protocol
 
-    def _grammar(self, request: TurnRequest) -> Grammar | None:
+    def _prepare(self, engine: Engine, request: TurnRequest) -> tuple[TurnProtocol, Reasoning, list[int], Grammar | None]:
+        """How to read the turn, token ids of the conversation, and the grammar of the turn; may take a while the first time."""
+        protocol = self.protocol_of(engine)
+        tools = protocol.tools(request)
+        messages = protocol.render(request)
+        prompt = engine.encode_chat(messages) if tools is None else engine.encode_chat(messages, tools=tools)
+        reasoning = _reasoning(engine, protocol, prompt)
+        return protocol, reasoning, prompt, self._grammar(protocol, reasoning, request)
+
+    def _grammar(self, protocol: TurnProtocol, reasoning: Reasoning, request: TurnRequest) -> Grammar | None:
         """The grammar of the turn, compiled once for the same tools and options; None where anything goes."""
-        if not request.tools and request.output_schema is None:
+        form = FORMATS[protocol.format]
+        if not request.tools and request.output_schema is None and not form.final and (form.reasoning is None or reasoning == "none"):
             return None
         tools: list[dict[str, Any]] = [asdict(tool) for tool in request.tools]
-        key = compact([tools, request.tool_choice, request.output_schema, request.max_calls])
+        key = compact([protocol.format, reasoning, tools, request.tool_choice, request.output_schema, request.max_calls])
         with self._grammars_lock:
             if key not in self._grammars:
-                self._grammars[key] = self._compile(tools, request)
+                self._grammars[key] = self._compile(tools, request, protocol.format, reasoning)
                 while len(self._grammars) > _GRAMMARS_KEPT:
                     self._grammars.popitem(last=False)
             self._grammars.move_to_end(key)
             return self._grammars[key]
 
-    def _compile(self, tools: list[dict[str, Any]], request: TurnRequest) -> Grammar:
+    def _compile(self, tools: list[dict[str, Any]], request: TurnRequest, format: str, reasoning: Reasoning) -> Grammar:
         from agentkit.grammars import Grammar
 
         parallel = request.max_calls if request.max_calls > 1 else False
-        return Grammar.from_tools(tools, choice=request.tool_choice, parallel=parallel, output_schema=request.output_schema, format=self.protocol.format)
+        return Grammar.from_tools(tools, choice=request.tool_choice, parallel=parallel, output_schema=request.output_schema, format=format, reasoning=reasoning)
+
+
+class _Spelling:
+    """The text of a turn with the format's special tokens spelled out, which the engine's own text leaves out."""
+
+    def __init__(self, tokenizer: Tokenizer, protocol: TurnProtocol) -> None:
+        self._names = special_names(tokenizer, protocol)
+        self._detokenizer = tokenizer.detokenizer(continuation=True) if self._names else None
+
+    def of(self, event: TokenEvent) -> str:
+        if self._detokenizer is None:
+            return event.text
+        return "".join(self._detokenizer.finish() + self._names[t] if t in self._names else self._detokenizer.push(t) for t in event.token_ids)
+
+    def rest(self) -> str:
+        """What had been held back at the end: a character that is not whole."""
+        return "" if self._detokenizer is None else self._detokenizer.finish()
+
+
+def special_names(tokenizer: Tokenizer, protocol: TurnProtocol) -> dict[int, str]:
+    """Id -> text of the format's markers that are special tokens of this tokenizer."""
+    known = tokenizer.special_tokens
+    return {known[name]: name for name in FORMATS[protocol.format].specials if name in known}
+
+
+def _reasoning(engine: Engine, protocol: TurnProtocol, prompt: list[int]) -> Reasoning:
+    """Whether the model may reason before it answers: the end of the prompt shows whether it does already, or has been told not to."""
+    form = FORMATS[protocol.format]
+    if form.reasoning is None or form.final:
+        return "allowed"
+    opening, closing = form.reasoning
+    names = special_names(engine.tokenizer, protocol)
+    end = "".join(names[token] if token in names else engine.tokenizer.decode([token], continuation=True) for token in prompt[-16:]).rstrip()
+    if end.endswith(opening):
+        return "begun"
+    template = engine.chat_template
+    return "none" if end.endswith(closing) or template is None or opening not in template.source else "allowed"
 
 
 def _request_usage(usage: Usage) -> RequestUsage:

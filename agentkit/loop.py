@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from agentkit.context import RunContext
 from agentkit.errors import GenerationTruncated, ModelRetry, ModelRetryExceeded, ToolTimeout
-from agentkit.events import CallEvent, Event, FinalEvent, RetryEvent, TextDelta, TokenEvent, ToolResultEvent, ToolsEvent, TurnEvent
+from agentkit.events import CallEvent, Event, FinalEvent, ReasoningDelta, RetryEvent, TextDelta, TokenEvent, ToolResultEvent, ToolsEvent, TurnEvent
 from agentkit.execute import Approve, approval_refusal, run_call
 from agentkit.messages import AssistantMessage, CallPart, Message, RetryMessage, ToolMessage, UserMessage
-from agentkit.model import CallClosed, ChatModel, ModelToken, ParsedCall, Sampling, TextPiece, ToolSpec, Turn, TurnEnd, TurnRequest
+from agentkit.model import CallClosed, ChatModel, ModelToken, ParsedCall, ReasoningPiece, Sampling, TextPiece, ToolSpec, Turn, TurnEnd, TurnRequest
 from agentkit.output import OutputSpec
 from agentkit.result import RunResult, ToolCall
 from agentkit.streams import closing_source
@@ -115,6 +115,8 @@ class Run:
                     yield TokenEvent(event.text, event.token_ids, event.forced)
                 elif isinstance(event, TextPiece):
                     yield TextDelta(event.text)
+                elif isinstance(event, ReasoningPiece):
+                    yield ReasoningDelta(event.text)
                 elif isinstance(event, CallClosed):
                     received = self._receive(event.call)
                     self._received.append(received)
@@ -230,7 +232,7 @@ class Run:
         """A turn without calls: the answer, unless it is refused."""
         try:
             if turn.unfinished:
-                raise ModelRetry('A tool call was not well-formed. Write <tool_call>\n{"name":...,"arguments":{...}}\n</tool_call>.')
+                raise ModelRetry("A tool call was not well-formed. Write it whole, in exactly the form that was described.")
             if self.plan.tool_choice not in ("auto", "none") and not self.calls:
                 raise ModelRetry("Call one of the tools before you answer.")
             value = self.plan.output.validate(turn.text)

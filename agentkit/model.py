@@ -16,7 +16,20 @@ from agentkit.messages import Message
 from agentkit.schema import JSONSchema
 from agentkit.usage import RequestUsage
 
-__all__ = ["CallClosed", "ChatModel", "ModelEvent", "ModelToken", "ParsedCall", "Sampling", "TextPiece", "ToolSpec", "Turn", "TurnEnd", "TurnRequest"]
+__all__ = [
+    "CallClosed",
+    "ChatModel",
+    "ModelEvent",
+    "ModelToken",
+    "ParsedCall",
+    "ReasoningPiece",
+    "Sampling",
+    "TextPiece",
+    "ToolSpec",
+    "Turn",
+    "TurnEnd",
+    "TurnRequest",
+]
 
 
 @dataclass(frozen=True)
@@ -77,13 +90,15 @@ class Turn:
     """A finished turn.
 
     text: everything outside of calls, verbatim. unfinished: a call that is not whole ("" if there is none; never under a grammar,
-    unless its budget guard was off). finish_reason: "stop", "length", ... as the engine or server says.
+    unless its budget guard was off). finish_reason: "stop", "length", ... as the engine or server says. reasoning: what the model
+    thought before, which is no part of the answer and not of later prompts.
     """
 
     text: str
     calls: tuple[ParsedCall, ...] = ()
     unfinished: str = ""
     finish_reason: str = "stop"
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,14 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
+class ReasoningPiece:
+    """More of what the model thinks before it answers."""
+
+    text: str
+    kind: Literal["reasoning"] = "reasoning"
+
+
+@dataclass(frozen=True)
 class CallClosed:
     """A call is complete, though the turn may go on."""
 
@@ -121,7 +144,7 @@ class TurnEnd:
     kind: Literal["end"] = "end"
 
 
-ModelEvent = ModelToken | TextPiece | CallClosed | TurnEnd
+ModelEvent = ModelToken | TextPiece | ReasoningPiece | CallClosed | TurnEnd
 
 
 @runtime_checkable

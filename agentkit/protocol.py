@@ -1,38 +1,39 @@
-"""How conversations and tool calls are written for a family of models.
+"""How conversations and tool calls are written for a family of models, and which family a model belongs to.
 
-A `Protocol` turns messages into the roles and texts of a chat template, says which texts a turn may consist of (as a
-grammar), and reads a turn back while it streams. One class per family; Hermes is what SmolLM2, Qwen and Hermes models use:
+A `TurnProtocol` turns messages into what a chat template takes, names the format of a turn for the grammar, and reads a turn
+back while it streams. `FormatProtocol` does so for every entry of FORMATS: through the model's own chat template where that
+knows tools and calls (native), else by writing them out as text, the way SmolLM2 and Hermes models have seen it:
 
     system     instructions, then the tools, one JSON object a line
-    assistant  free text, then  <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>
+    assistant  free text, then the calls in the family's format
     user       <tool_response>\\n...\\n</tool_response>   (results, and what was wrong with a call)
 
-Argument text is kept verbatim in both directions. Knows nothing of engines, tokens or running tools.
+Argument text is kept verbatim wherever it is text. Knows nothing of engines, tokens or running tools.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentkit.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
-from agentkit.model import CallClosed, ParsedCall, TextPiece, ToolSpec, Turn, TurnRequest
+from agentkit.errors import InvalidOption
+from agentkit.grammars.frontends.turn_formats import FORMATS, TurnFormat
+from agentkit.messages import AssistantMessage, Message, SystemMessage, UserMessage
+from agentkit.model import ToolSpec, Turn, TurnRequest
 from agentkit.schema import JSONSchema
+from agentkit.turn_reader import FormatReader, Piece, Reasoning
 
-__all__ = ["HermesProtocol", "TurnProtocol", "TurnReader"]
+if TYPE_CHECKING:
+    from agentkit.engine.models.chat_template import ToolSupport
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^"{}\[\]]+', re.S)
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*', re.S)
-_TAIL = re.compile(r"\s*\}\s*</tool_call>\n?", re.S)
+__all__ = ["FAMILIES", "FormatProtocol", "TurnProtocol", "TurnReader", "call_text", "calls_text", "compact", "family_of", "shown_schema"]
 
 
 class TurnReader(Protocol):
     """Reads one turn as it streams."""
 
-    def feed(self, text: str) -> list[TextPiece | CallClosed]:
+    def feed(self, text: str) -> list[Piece]:
         """More text of the turn; gives what has become certain."""
         ...
 
@@ -51,167 +52,147 @@ class TurnProtocol(Protocol):
         """Messages for a chat template: dicts with role and content."""
         ...
 
-    def reader(self, request: TurnRequest) -> TurnReader:
-        """A new reader for the turn that answers `request`."""
+    def tools(self, request: TurnRequest) -> list[dict[str, Any]] | None:
+        """Tools for a chat template that describes them itself; None where `render` does."""
+        ...
+
+    def reader(self, request: TurnRequest, reasoning: Reasoning = "none") -> TurnReader:
+        """A new reader for the turn that answers `request`. reasoning: as in Grammar.from_tools."""
         ...
 
 
-class HermesProtocol:
-    """The `<tool_call>` JSON protocol of SmolLM2, Qwen and Hermes models, for chat templates that know nothing of tools."""
+class FormatProtocol:
+    """A family's protocol.
 
-    format = "hermes"
+    format: a key of FORMATS.   native: what the model's chat template wants; None: it knows no tools, so they are written as text.
+
+    Raises:
+        InvalidOption: no such format.
+    """
+
+    def __init__(self, format: str = "hermes", native: ToolSupport | None = None) -> None:
+        if format not in FORMATS:
+            raise InvalidOption(f"the protocol {format!r} is not known; the protocols are {', '.join(sorted(FORMATS))}")
+        self.format = format
+        self.form = FORMATS[format]
+        self.native = native
 
     def render(self, request: TurnRequest) -> list[dict[str, Any]]:
-        """Chat messages; neighbours of the same role are joined, since templates expect turns to alternate."""
+        """Chat messages; neighbours with the role user are joined, since templates expect turns to alternate."""
         messages = list(request.messages)
         system = [request.instructions.strip()]
         while messages and isinstance(messages[0], SystemMessage):
             system.append(messages[0].content)
             del messages[0]
-        system += [self._tools_text(request.tools), self._output_text(request.output_schema)]
-        rendered: list[tuple[str, str]] = []
+        system += [self._tools_text(request.tools) if self.native is None else "", output_text(request.output_schema)]
+        rendered: list[dict[str, Any]] = []
         if any(system):
-            rendered.append(("system", "\n\n".join(part for part in system if part)))
+            rendered.append({"role": "system", "content": "\n\n".join(part for part in system if part)})
+        ids: dict[str, str] = {}
         for message in messages:
-            role, content = self._message(message)
-            if rendered and rendered[-1][0] == role and role == "user":
-                content = f"{rendered.pop()[1]}\n{content}"
-            rendered.append((role, content))
-        return [{"role": role, "content": content} for role, content in rendered]
+            for part in self._messages(message, ids):
+                if rendered and rendered[-1]["role"] == part["role"] == "user":
+                    part = {"role": "user", "content": f"{rendered.pop()['content']}\n{part['content']}"}
+                rendered.append(part)
+        return _one_call_each(rendered) if self.native and not self.native.several else rendered
 
-    def reader(self, request: TurnRequest) -> HermesReader:
-        return HermesReader(structured=request.output_schema is not None, calls=bool(request.tools) and request.tool_choice != "none")
+    def tools(self, request: TurnRequest) -> list[dict[str, Any]] | None:
+        if self.native is None or not request.tools:
+            return None
+        return [{"type": "function", "function": described(tool, always=True)} for tool in request.tools]
 
-    def _message(self, message: Message) -> tuple[str, str]:
+    def reader(self, request: TurnRequest, reasoning: Reasoning = "none") -> FormatReader:
+        calls = bool(request.tools) and request.tool_choice != "none"
+        return FormatReader(self.form, structured=request.output_schema is not None, calls=calls, reasoning=reasoning)
+
+    def _messages(self, message: Message, ids: dict[str, str]) -> list[dict[str, Any]]:
         if isinstance(message, SystemMessage):
-            return "system", message.content
-        if isinstance(message, UserMessage):
-            return "user", message.content
+            return [{"role": "system", "content": message.content}]
         if isinstance(message, AssistantMessage):
-            calls = "\n".join(call_text(call.name, call.arguments) for call in message.tool_calls)
-            return "assistant", (message.content or "") + calls
-        if isinstance(message, ToolMessage) or message.tool_call_id is not None:
-            return "user", f"<tool_response>\n{message.content}\n</tool_response>"
-        return "user", message.content
+            return [self._native_turn(message, ids) if self.native else self._written_turn(message)]
+        if isinstance(message, UserMessage) or message.tool_call_id is None:
+            return [{"role": "user", "content": message.content}]
+        if self.native:
+            return [{"role": "tool", "name": message.name, "tool_call_id": ids.get(message.tool_call_id, ""), "content": message.content}]
+        return [{"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}]
+
+    def _written_turn(self, message: AssistantMessage) -> dict[str, Any]:
+        calls = calls_text(self.form, [(call.name, call.arguments) for call in message.tool_calls])
+        return {"role": "assistant", "content": (message.content or "") + calls}
+
+    def _native_turn(self, message: AssistantMessage, ids: dict[str, str]) -> dict[str, Any]:
+        """A turn as the template takes it. Ids are numbers of nine digits, which every family accepts, the same in every rendering."""
+        assert self.native is not None
+        if not message.tool_calls:
+            return {"role": "assistant", "content": message.content or ""}
+        calls = []
+        for call in message.tool_calls:
+            ids[call.id] = f"{len(ids) + 1:09d}"
+            arguments = _parsed(call.arguments) if self.native.arguments == "parsed" else call.arguments
+            calls.append({"id": ids[call.id], "type": "function", "function": {"name": call.name, "arguments": arguments}})
+        return {"role": "assistant", "content": message.content or self.native.blank, "tool_calls": calls}
 
     def _tools_text(self, tools: Sequence[ToolSpec]) -> str:
         if not tools:
             return ""
-        lines = "\n".join(tool_line(tool) for tool in tools)
+        lines = "\n".join(compact(described(tool)) for tool in tools)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-            f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\n"
-            "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n"
-            '<tool_call>\n{"name":<function-name>,"arguments":<args-json-object>}\n</tool_call>'
+            f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\n{_how_to_call(self.form)}"
         )
 
-    def _output_text(self, schema: JSONSchema | None) -> str:
-        return "" if schema is None else f"Give the final answer as one JSON value that matches this JSON schema:\n{compact(shown_schema(schema))}"
+
+def _how_to_call(form: TurnFormat) -> str:
+    example = calls_text(form, [("<function-name>", "<args-json-object>")], quote=False)
+    if form is FORMATS["hermes"] or form is FORMATS["qwen"]:
+        return f"For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n{example}"
+    return f"To call a function, write it exactly in this form, and nothing after it:\n{example}"
 
 
-class HermesReader:
-    """Text and calls of one turn, as they stream.
+def calls_text(form: TurnFormat, calls: Sequence[tuple[str, str]], *, quote: bool = True) -> str:
+    """Calls (name, JSON text of the arguments) as an assistant turn spells them, "" for none. quote: spell names as JSON where they are."""
+    if not calls:
+        return ""
+    spelled = [form.head + (compact(name)[1:-1] if quote and form.quoted else name) + form.between + arguments + form.tail for name, arguments in calls]
+    return form.triggers[0] + form.separator.join(spelled) + form.end
 
-    Only a whole, well-formed `<tool_call>` is a call. A trigger in the middle of an argument string is part of the string.
 
-    structured: text is one JSON value, in whose strings a trigger means nothing: calls come first or not at all.
-    calls: whether calls may come; if not, everything is text.
-    """
+def call_text(name: str, arguments: str, format: str = "hermes") -> str:
+    """One call as an assistant turn spells it."""
+    return calls_text(FORMATS[format], [(name, arguments)])
 
-    def __init__(self, *, structured: bool = False, calls: bool = True) -> None:
-        self._structured, self._only_text = structured, not calls
-        self._pending = ""  # text that is not certain yet: perhaps a trigger, or the inside of a call
-        self._text: list[str] = []
-        self._calls: list[ParsedCall] = []
-        self._in_call = False
 
-    def feed(self, text: str) -> list[TextPiece | CallClosed]:
-        self._pending += text
-        events: list[TextPiece | CallClosed] = []
-        while self._step(events):
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with several calls as several messages, each followed by its own result."""
+    results = {message["tool_call_id"]: message for message in messages if message["role"] == "tool"}
+    single: list[dict[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        if message["role"] == "tool":
             continue
-        return events
-
-    def _step(self, events: list[TextPiece | CallClosed]) -> bool:
-        if self._in_call:
-            if CLOSE not in self._pending:
-                return False
-            parsed = parse_call(self._pending)
-            if parsed is None:
-                return False
-            call, end = parsed
-            self._pending, self._in_call = self._pending[end:], False
-            self._calls.append(call)
-            events.append(CallClosed(call))
-            return True
-        if self._structured and not self._only_text:
-            self._only_text = not OPEN.startswith(self._pending.lstrip()[: len(OPEN)])
-        if self._only_text:
-            self._say(self._pending, events)
-            self._pending = ""
-            return False
-        start = self._pending.find(OPEN)
-        certain = start if start >= 0 else len(self._pending) - _overlap(self._pending, OPEN)
-        if certain:
-            self._say(self._pending[:certain], events)
-        self._pending = self._pending[certain:]
-        if start >= 0:
-            self._pending, self._in_call = self._pending[len(OPEN) :], True
-        return start >= 0
-
-    def _say(self, text: str, events: list[TextPiece | CallClosed]) -> None:
-        if not text or (self._calls and not text.strip()):
-            return  # line breaks between calls are part of the form, not of the text
-        self._text.append(text)
-        events.append(TextPiece(text))
-
-    def finish(self, finish_reason: str = "stop") -> Turn:
-        if not self._in_call:
-            self._say(self._pending, [])
-        return Turn("".join(self._text), tuple(self._calls), OPEN + self._pending if self._in_call else "", finish_reason)
+        for index, call in enumerate(calls):
+            single.append({**message, "content": message["content"] if index == 0 else None, "tool_calls": [call]})
+            single += [results[call["id"]]] if call["id"] in results else []
+        single += [] if calls else [message]
+    return single
 
 
-def parse_call(text: str) -> tuple[ParsedCall, int] | None:
-    """A call from just after `<tool_call>`: (call, index just after `</tool_call>`), or None if it is not whole."""
-    head = _HEAD.match(text)
-    if head is None:
-        return None
-    end = json_end(text, head.end())
-    tail = _TAIL.match(text, end) if end is not None else None
-    if tail is None:
-        return None
-    return ParsedCall(json.loads(head.group(1)), text[head.end() : end]), tail.end()
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:  # from a server, and refused at the time: shown as it was
+        return arguments
 
 
-def json_end(text: str, start: int) -> int | None:
-    """Index just after the JSON object or array at `start`, found by its brackets; None if it is not whole."""
-    depth = 0
-    for part in _TOKEN.finditer(text, start):
-        if part.start() == start and part.group() not in ("{", "["):
-            return None
-        if part.group() in ("{", "["):
-            depth += 1
-        elif part.group() in ("}", "]"):
-            depth -= 1
-            if depth == 0:
-                return part.end()
-    return None
+def output_text(schema: JSONSchema | None) -> str:
+    """What the prompt says of a structured answer."""
+    return "" if schema is None else f"Give the final answer as one JSON value that matches this JSON schema:\n{compact(shown_schema(schema))}"
 
 
-def _overlap(text: str, trigger: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `trigger`."""
-    return next((size for size in range(min(len(trigger) - 1, len(text)), 0, -1) if text.endswith(trigger[:size])), 0)
-
-
-def call_text(name: str, arguments: str) -> str:
-    """A call as an assistant turn spells it."""
-    return f'{OPEN}\n{{"name":{compact(name)},"arguments":{arguments}}}\n{CLOSE}'
-
-
-def tool_line(tool: ToolSpec) -> str:
-    """A tool as one line of JSON for the prompt."""
-    described = {"description": tool.description} if tool.description else {}
-    return compact({"name": tool.name, **described, "parameters": shown_schema(tool.parameters)})
+def described(tool: ToolSpec, *, always: bool = False) -> dict[str, Any]:
+    """A tool as the prompt shows it. always: with a description even where it is empty."""
+    description = {"description": tool.description} if tool.description or always else {}
+    return {"name": tool.name, **description, "parameters": shown_schema(tool.parameters)}
 
 
 def compact(value: Any) -> str:
@@ -237,3 +218,23 @@ def shown_schema(schema: Any) -> Any:
         else:
             shown[key] = value if key in ("const", "enum", "default", "examples") else shown_schema(value)
     return shown
+
+
+_Sign = Callable[[str, Container[str]], bool]
+
+# Family -> does the model belong to it, by its chat template and the names of its special tokens? The first that says yes.
+FAMILIES: dict[str, _Sign] = {
+    "harmony": lambda template, tokens: "<|channel|>" in template or ("<|channel|>" in tokens and "<|constrain|>" in tokens),
+    "mistral-v11": lambda template, tokens: "[TOOL_CALLS]" in template and "[ARGS]" in template,
+    "mistral": lambda template, tokens: "[TOOL_CALLS]" in template,
+    "deepseek-v3": lambda template, tokens: "<｜tool▁calls▁begin｜>" in template and "```json" in template,
+    "deepseek-v3.1": lambda template, tokens: "<｜tool▁calls▁begin｜>" in template,
+    "qwen": lambda template, tokens: "<tool_call>" in template and '"arguments"' in template,
+    "llama3": lambda template, tokens: "<|start_header_id|>" in template,
+    "gemma3": lambda template, tokens: "<start_of_turn>" in template,
+}
+
+
+def family_of(template: str, special_tokens: Container[str] = ()) -> str:
+    """The format of a model, by its chat template and special tokens; "hermes", which is prompted, for one of no known family."""
+    return next((family for family, sign in FAMILIES.items() if sign(template, special_tokens)), "hermes")

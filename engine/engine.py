@@ -41,6 +41,7 @@ from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
+    from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -241,6 +242,11 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._loaded.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template; None where it has none."""
+        return self._loaded.chat_template
 
     @property
     def vocabulary(self) -> Vocabulary:

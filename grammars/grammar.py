@@ -153,28 +153,31 @@ class Grammar:
         parallel: bool | int = False,
         output_schema: dict[str, Any] | None = None,
         format: str = "hermes",
+        reasoning: Literal["none", "allowed", "begun"] = "allowed",
         time_limit: float | None = TIME_LIMIT,
         cancel: Cancel | None = None,
     ) -> Grammar:
-        """A whole assistant turn: free text or an answer, and calls of the given tools.
+        """A whole assistant turn: reasoning, then free text or an answer, and calls of the given tools.
 
         Args:
             tools: things with name and parameters (a JSON Schema for the arguments), as attributes or dict keys.
             choice: "auto" (text or calls), "required" (at least one call), "none" (no calls), or a tool's name.
             parallel: how many calls a turn may hold: False one, True any number, n at most n.
             output_schema: the final answer is JSON of this schema instead of free text.
-            format: how calls are written; "hermes" is `<tool_call>` JSON as in Qwen and Hermes models.
+            format: how calls are written: "hermes", "qwen", "llama3", "gemma3", "mistral", "mistral-v11", "deepseek-v3",
+                "deepseek-v3.1" or "harmony" (docs/grammars.md).
+            reasoning: where the format has it: "allowed" first, "begun" by the prompt, or "none".
         """
         listed = list(tools)
 
         def compile() -> Compiled:
             from agentkit.grammars.frontends.turns import turn_grammar
 
-            return turn_grammar(listed, choice, parallel=parallel, output_schema=output_schema, format=format)
+            return turn_grammar(listed, choice, parallel=parallel, output_schema=output_schema, format=format, reasoning=reasoning)
 
         described = [tuple(_described(tool)) for tool in listed]
         with limited(time_limit, cancel):
-            return cls(*compiled_once(("tools", described, choice, parallel, output_schema, format), compile))
+            return cls(*compiled_once(("tools", described, choice, parallel, output_schema, format, reasoning), compile))
 
     def report(self) -> Report:
         """What was enforced, keyword by keyword (empty for grammars without keywords)."""

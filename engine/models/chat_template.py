@@ -11,12 +11,14 @@ of agents or tool protocols.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from agentkit.errors import EngineError
 
@@ -25,9 +27,22 @@ if TYPE_CHECKING:
 
     from agentkit.engine.models.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "ToolSupport"]
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ToolSupport:
+    """What a chat template that knows tools takes.
+
+    arguments: of a call, "parsed" or as their "text".   blank: the content of a message with calls and no text.
+    several: whether one message may hold several calls.
+    """
+
+    arguments: Literal["parsed", "text"] = "parsed"
+    blank: Literal[""] | None = ""
+    several: bool = True
 
 
 class ChatTemplate:
@@ -74,6 +89,37 @@ class ChatTemplate:
         text = self._render(breaker.broken(messages), breaker.broken(tools), add_generation_prompt, breaker.broken(variables))
         pieces = self._tokenizer.split_special(text)
         return self._tokenizer.encode_pieces([piece if isinstance(piece, int) else piece.replace(marker, "") for piece in pieces])
+
+    @cached_property
+    def tool_support(self) -> ToolSupport | None:
+        """How tools, calls and results are to be handed to the template; None where any of them would be lost.
+
+        Found out by rendering a conversation: what the template makes of it is the only sure sign.
+        """
+        for several, arguments, blank in itertools.product((True, False), ("parsed", "text"), ("", None)):
+            support = ToolSupport(arguments, blank, several)  # type: ignore[arg-type]  # product widens the literals
+            if self._shows(support):
+                return support
+        return None
+
+    def _shows(self, support: ToolSupport) -> bool:
+        """Does the template show all of a conversation that is written as `support` says?"""
+        count = 2 if support.several else 1
+        values = [f"value{number}" for number in range(count)]
+        given: list[Any] = [{"key": value} if support.arguments == "parsed" else f'{{"key": "{value}"}}' for value in values]
+        ids = [f"{number:09d}" for number in range(count)]
+        calls = [{"id": i, "type": "function", "function": {"name": "probe_tool", "arguments": arguments}} for i, arguments in zip(ids, given, strict=True)]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "probe_system"}, {"role": "user", "content": "probe_question"}]
+        messages.append({"role": "assistant", "content": support.blank, "tool_calls": calls})
+        messages += [{"role": "tool", "name": "probe_tool", "tool_call_id": i, "content": f"probe_result{i}"} for i in ids]
+        parameters = {"type": "object", "properties": {"key": {"type": "string", "description": "probe_parameter"}}, "required": ["key"]}
+        tools = [{"type": "function", "function": {"name": "probe_tool", "description": "probe_description", "parameters": parameters}}]
+        try:
+            text = self._render(messages, tools, True, {})
+        except EngineError:
+            return False
+        wanted = ["probe_description", "probe_parameter", *(f'"key": "{value}"' for value in values), *(f"probe_result{i}" for i in ids)]
+        return all(part in text for part in wanted)
 
     def _render(self, messages: Any, tools: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         import jinja2

@@ -1,56 +1,34 @@
-"""A whole turn of an assistant as one grammar: free text or a structured answer, and calls of tools.
+"""A whole turn of an assistant as one grammar: reasoning, then free text or a structured answer, and calls of tools.
 
 Input: tools (name and JSON Schema of the arguments), what the turn may do, and the form in which a family of models
-writes calls. Output: a `Program` and a `Report`. Free text is any UTF-8 without the format's markers; it is
-spelled as the automaton that searches for them (Aho and Corasick 1975), so every text has one path and a handful of
-states. The names of tools are one trie: the name decides the arguments' schema.
-Knows nothing of tokens, prompts or running tools; the spelling is the one that agentkit/protocol.py writes.
+writes calls (turn_formats.py). Output: a `Program` and a `Report`. Free text is any UTF-8 without the format's markers
+(free_text.py). The names of tools are one trie: the name decides the arguments' schema.
+Knows nothing of tokens, prompts or running tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agentkit.errors import GrammarError, InvalidGrammar
 from agentkit.grammars.expr import Builder, Node, Program
-from agentkit.grammars.frontends.chars import SCALARS, CharSet, json_escape, utf8_class
+from agentkit.grammars.frontends.chars import json_escape
+from agentkit.grammars.frontends.free_text import spelled, text_until
 from agentkit.grammars.frontends.json_schema import schema_node
+from agentkit.grammars.frontends.turn_formats import FORMATS, TurnFormat
 from agentkit.grammars.report import Report
 
-__all__ = ["FORMATS", "TurnFormat", "turn_grammar"]
+__all__ = ["FORMATS", "Reasoning", "TurnFormat", "turn_grammar"]
+
+Reasoning = Literal["none", "allowed", "begun"]
 
 CHOICES = ("auto", "required", "none")
+REASONING = ("none", "allowed", "begun")
 ANSWER = "(answer)"  # prefix of the output schema's pointers in the report; no tool can have this name
-
-
-@dataclass(frozen=True)
-class TurnFormat:
-    """How a family of models writes calls: `trigger head NAME between ARGUMENTS tail`, `separator` between two calls.
-
-    NAME stands as in a JSON string, so `between` begins with the closing quote. The trigger and the other `markers` that the
-    format's conversations hold are ASCII, begin with a sign that occurs nowhere else in them, and never occur in free text.
-    """
-
-    trigger: bytes
-    head: bytes
-    between: bytes
-    tail: bytes
-    separator: bytes
-    markers: tuple[bytes, ...] = ()
-
-
-FORMATS: dict[str, TurnFormat] = {
-    "hermes": TurnFormat(
-        trigger=b"<tool_call>",
-        head=b'\n{"name":"',
-        between=b'","arguments":',
-        tail=b"}\n</tool_call>",
-        separator=b"\n",
-        markers=(b"</tool_", b"<tool_r"),  # of <tool_response>, which small models like to imitate
-    ),
-}
+_BARE_NAME = re.compile(r"[A-Za-z0-9_.\-]+\Z")
 
 
 @dataclass(frozen=True)
@@ -60,7 +38,13 @@ class _Tool:
 
 
 def turn_grammar(
-    tools: Sequence[Any], choice: str = "auto", *, parallel: bool | int = False, output_schema: Any = None, format: str = "hermes"
+    tools: Sequence[Any],
+    choice: str = "auto",
+    *,
+    parallel: bool | int = False,
+    output_schema: Any = None,
+    format: str = "hermes",
+    reasoning: Reasoning = "allowed",
 ) -> tuple[Program, Report]:
     """The language of one turn.
 
@@ -69,9 +53,10 @@ def turn_grammar(
             Undeclared arguments are allowed unless the schema closes the object, as JSON Schema has it.
         choice: "auto": non-empty text, or text (possibly none) and then calls; "required": calls at once; "none": text only;
             else the name of a tool: exactly one call of it.
-        parallel: False: one call, True: any number, n: at most n.
+        parallel: False: one call, True: any number, n: at most n; formats in which a call ends the turn have one in any case.
         output_schema: text is replaced by JSON of this schema (compact), which a turn holds instead of calls.
         format: a key of FORMATS.
+        reasoning: where the format has it: "allowed" before all else, "begun": the prompt has opened it already, or "none".
 
     Returns the program and a report in which pointers begin with the tool's name, or with "(answer)".
 
@@ -80,9 +65,10 @@ def turn_grammar(
     form = FORMATS.get(format)
     if form is None:
         raise InvalidGrammar(f"the format {format!r} is not known; the formats are {', '.join(sorted(FORMATS))}")
+    if reasoning not in REASONING:
+        raise InvalidGrammar(f"reasoning is {reasoning!r}; it must be 'none', 'allowed' or 'begun'")
     known = _checked_tools(tools)
-    most = _most_calls(parallel)
-    builder, report = Builder(), Report()
+    most = 1 if form.single else _most_calls(parallel)
     if choice not in CHOICES:
         if choice not in known:
             names = ", ".join(known) or "there are none"
@@ -90,16 +76,89 @@ def turn_grammar(
         known, most = {choice: known[choice]}, 1
     elif choice == "required" and not known:
         raise InvalidGrammar("choice is 'required', but there are no tools; give at least one tool, or another choice")
-    calls = builder.EMPTY
-    if known and choice != "none":
-        calls = _calls_after_trigger(builder, form, known, most, report)
-    trigger_and_calls = builder.seq(builder.literal(form.trigger), calls)
-    if choice not in ("auto", "none"):
-        return builder.program(trigger_and_calls), report
-    if output_schema is not None:
-        answer = _named("output_schema", lambda: _schema(builder, output_schema, report, ANSWER))
-        return builder.program(builder.alt(trigger_and_calls, answer)), report
-    return builder.program(_text_then(builder, form, calls)), report
+    turn = _Turn(form)
+    calls = turn.calls(known, most) if known and choice != "none" else Builder.EMPTY
+    must_call = choice not in ("auto", "none")
+    answer = None if must_call or output_schema is None else turn.answer(output_schema)
+    body = turn.messages(calls, answer, must_call, reasoning) if form.final else turn.thoughtful(turn.body(calls, answer, must_call), reasoning)
+    return turn.builder.program(body), turn.report
+
+
+class _Turn:
+    """The parts of a turn in one format, as nodes of one builder."""
+
+    def __init__(self, form: TurnFormat) -> None:
+        self.form = form
+        self.builder = Builder()
+        self.report = Report()
+
+    def spell(self, text: str) -> Node:
+        return spelled(self.builder, text, self.form.specials)
+
+    def text(self, never: Sequence[str], *ends: tuple[str, Node], leading: bool = False, closed: bool = False) -> Node:
+        """Text without `never`, and then nothing or an end; `closed`: one of the ends in any case, with or without text before it."""
+        return text_until(self.builder, never, ends, specials=self.form.specials, leading=leading, empty=closed, may_end=not closed)
+
+    def body(self, calls: Node, answer: Node | None, must_call: bool) -> Node:
+        """Text or an answer, or calls with what begins them."""
+        form, builder = self.form, self.builder
+        begun = builder.seq(builder.alt(*map(self.spell, form.triggers)), calls)
+        if must_call:
+            return begun
+        if answer is not None:
+            return builder.alt(begun, answer)
+        return self.text(form.never_text, *((trigger, calls) for trigger in form.triggers), leading=form.leading)
+
+    def thoughtful(self, body: Node, reasoning: Reasoning) -> Node:
+        """`body`, with reasoning ahead of it where the format has some."""
+        if self.form.reasoning is None or reasoning == "none":
+            return body
+        opening, closing = self.form.reasoning
+        blank = self.builder.repeat(self.builder.literal(b"\n"), 0, 2)
+        thought = self.text((), (closing, self.builder.seq(blank, body)), closed=True)
+        return thought if reasoning == "begun" else self.builder.alt(self.builder.seq(self.spell(opening), thought), body)
+
+    def messages(self, calls: Node, answer: Node | None, must_call: bool, reasoning: Reasoning) -> Node:
+        """A turn of messages: any number that think or announce, then the answer or a call."""
+        form, builder = self.form, self.builder
+        before = [part for part in (form.reasoning if reasoning != "none" else None, form.preamble) if part]
+        ahead = [builder.seq(self.spell(opening), self.text(form.markers, (closing, builder.EPSILON), closed=True)) for opening, closing in before]
+        last = builder.seq(builder.alt(*map(self.spell, form.triggers)), calls)
+        if not must_call:
+            last = builder.alt(last, builder.seq(self.spell(form.final), self.text(form.markers) if answer is None else answer))
+        return builder.seq(builder.repeat(builder.alt(*ahead)), last)
+
+    def answer(self, schema: Any) -> Node:
+        return _named("output_schema", lambda: self._schema(schema, ANSWER))
+
+    def calls(self, tools: Mapping[str, _Tool], most: int | None) -> Node:
+        """One to `most` calls and what ends them, without the trigger."""
+        form, builder = self.form, self.builder
+        between = self.spell(form.between)
+        ends = sorted((self._name(tool.name), builder.seq(between, self._arguments(tool))) for tool in tools.values())
+        call = builder.seq(self.spell(form.head), _trie(builder, ends), self.spell(form.tail))
+        again = builder.seq(self.spell(form.separator), call)
+        return builder.seq(call, builder.repeat(again, 0, None if most is None else most - 1), self.spell(form.end))
+
+    def _name(self, name: str) -> bytes:
+        try:
+            escaped = json_escape(name)
+        except ValueError as error:
+            raise InvalidGrammar(f"the tool's name {name!r} has no UTF-8 form; give valid Unicode") from error
+        if not self.form.quoted and not _BARE_NAME.match(name):
+            raise InvalidGrammar(f"the tool's name {name!r} stands bare in this format; use letters, digits, '_', '.' and '-' only")
+        return escaped
+
+    def _arguments(self, tool: _Tool) -> Node:
+        """A tool's arguments: a JSON object that satisfies its schema."""
+        if tool.parameters is None or tool.parameters == {}:
+            return self.builder.literal(b"{}")
+        return _named(f"tool {tool.name!r}", lambda: self._schema(_object_schema(tool.parameters), tool.name))
+
+    def _schema(self, schema: Any, prefix: str) -> Node:
+        node, of_schema = schema_node(self.builder, schema, plain_integers=True)
+        self.report.add(of_schema, prefix)
+        return node
 
 
 def _checked_tools(tools: Sequence[Any]) -> dict[str, _Tool]:
@@ -126,39 +185,19 @@ def _most_calls(parallel: bool | int) -> int | None:
     return parallel
 
 
-def _calls_after_trigger(builder: Builder, form: TurnFormat, tools: Mapping[str, _Tool], most: int | None, report: Report) -> Node:
-    """One to `most` calls, without the trigger of the first."""
-    named = sorted((_escaped(tool.name), _arguments(builder, tool, report)) for tool in tools.values())
-    ends = [(name + form.between[:1], builder.seq(builder.literal(form.between[1:]), arguments)) for name, arguments in named]
-    call = builder.seq(builder.literal(form.head), _trie(builder, sorted(ends)), builder.literal(form.tail))
-    again = builder.seq(builder.literal(form.separator + form.trigger), call)
-    return builder.seq(call, builder.repeat(again, 0, None if most is None else most - 1))
-
-
-def _escaped(name: str) -> bytes:
-    try:
-        return json_escape(name)
-    except ValueError as error:
-        raise InvalidGrammar(f"the tool's name {name!r} has no UTF-8 form; give valid Unicode") from error
-
-
 def _trie(builder: Builder, ends: Sequence[tuple[bytes, Node]]) -> Node:
-    """Choice among `text node` by the text, which is no prefix of another; sorted by text. Each byte is decided once."""
+    """Choice among `name node` by the name; sorted by name. Each byte is decided once; what follows a name begins with a byte that no name has."""
+    if not ends[0][0]:
+        return builder.alt(ends[0][1], *([_trie(builder, ends[1:])] if ends[1:] else []))
     first, last = ends[0][0], ends[-1][0]
     shared = first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
-    if len(ends) == 1:
-        return builder.seq(builder.literal(shared), ends[0][1])
+    rest = [(name[len(shared) :], node) for name, node in ends]
+    if shared:
+        return builder.seq(builder.literal(shared), _trie(builder, rest))
     below: dict[int, list[tuple[bytes, Node]]] = {}
-    for text, node in ends:
-        below.setdefault(text[len(shared)], []).append((text[len(shared) :], node))
-    return builder.seq(builder.literal(shared), builder.alt(*(_trie(builder, group) for group in below.values())))
-
-
-def _arguments(builder: Builder, tool: _Tool, report: Report) -> Node:
-    """A tool's arguments: a JSON object that satisfies its schema."""
-    if tool.parameters is None or tool.parameters == {}:
-        return builder.literal(b"{}")
-    return _named(f"tool {tool.name!r}", lambda: _schema(builder, _object_schema(tool.parameters), report, tool.name))
+    for name, node in rest:
+        below.setdefault(name[0], []).append((name, node))
+    return builder.alt(*(_trie(builder, group) for group in below.values()))
 
 
 def _object_schema(schema: Any) -> Any:
@@ -173,12 +212,6 @@ def _object_schema(schema: Any) -> Any:
     return {**schema, "type": "object"}
 
 
-def _schema(builder: Builder, schema: Any, report: Report, prefix: str) -> Node:
-    node, of_schema = schema_node(builder, schema, plain_integers=True)
-    report.add(of_schema, prefix)
-    return node
-
-
 def _named(what: str, make: Callable[[], Node]) -> Node:
     """`make()`, whose errors say what they are about; their class and attributes stay as they are."""
     try:
@@ -186,31 +219,3 @@ def _named(what: str, make: Callable[[], Node]) -> Node:
     except GrammarError as error:
         error.args = (f"{what}: {error.args[0]}", *error.args[1:])
         raise
-
-
-def _text_then(builder: Builder, form: TurnFormat, calls: Node) -> Node:
-    """Non-empty text without the format's markers; or any such text, the trigger and `calls` (EMPTY: there are none).
-
-    One rule per beginning of a marker: what may follow where that is the longest one at the end of the text.
-    """
-    words = (form.trigger, *form.markers)
-    beginnings = sorted({word[:k] for word in words for k in range(len(word))}, key=lambda b: (len(b), b))
-    rules = {beginning: builder.rule() for beginning in beginnings}
-    state = {beginning: builder.call(rule) for beginning, rule in rules.items()}
-    state |= {word: calls if word == form.trigger else builder.EMPTY for word in words}
-    stay, away = CharSet(), builder.EMPTY
-    for beginning, rule in rules.items():
-        moves = {byte: _longest(beginning + bytes([byte]), state) for byte in sorted(set(b"".join(words)))}
-        onward = [builder.seq(builder.literal(bytes([byte])), state[to]) for byte, to in moves.items() if to]
-        idle = SCALARS - CharSet.of(*(byte for byte, to in moves.items() if to))
-        if not beginning:  # a run of characters, which masks treat as one
-            stay, away = idle, builder.alt(*onward)
-            builder.define(rule, builder.seq(builder.repeat(utf8_class(builder, idle)), builder.optional(away)))
-        else:
-            builder.define(rule, builder.optional(builder.alt(builder.seq(utf8_class(builder, idle), state[b""]), *onward)))
-    return builder.alt(builder.seq(builder.repeat(utf8_class(builder, stay), 1), builder.optional(away)), away)
-
-
-def _longest(text: bytes, beginnings: Iterable[bytes]) -> bytes:
-    """The longest of `beginnings` that ends `text`."""
-    return max((b for b in beginnings if text.endswith(b)), key=len)

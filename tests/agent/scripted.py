@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from agentkit import grammars
 from agentkit.model import ModelEvent, ModelToken, TurnEnd, TurnRequest
-from agentkit.protocol import HermesProtocol, call_text, compact
+from agentkit.protocol import FormatProtocol, call_text, compact
 from agentkit.usage import RequestUsage
 
 PIECE = 4  # characters to a token
@@ -25,6 +26,9 @@ TurnScript = str | Callable[[TurnRequest], str]
 def calls(*named: tuple[str, Any]) -> str:
     """The text of a turn that makes these calls; arguments given as text are used as they are."""
     return "\n".join(call_text(name, arguments if isinstance(arguments, str) else compact(arguments)) for name, arguments in named)
+
+
+_ = grammars.Grammar  # loads numba here rather than inside a test that looks at the clock
 
 
 class ScriptedModel:
@@ -44,7 +48,7 @@ class ScriptedModel:
         self.constrained, self.finish_reason, self.delay_s = constrained, finish_reason, delay_s
         self.requests: list[TurnRequest] = []
         self.cancelled = 0
-        self.protocol = HermesProtocol()
+        self.protocol = FormatProtocol()
 
     async def stream_turn(self, request: TurnRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
@@ -91,8 +95,6 @@ def check_turn(request: TurnRequest, text: str) -> None:
 
 
 def _turn_matcher(request: TurnRequest) -> Any:
-    from agentkit import grammars
-
     if importlib.util.find_spec("agentkit.grammars.frontends.turns") is None:
         return None
     tools: Sequence[dict[str, Any]] = [asdict(tool) for tool in request.tools]

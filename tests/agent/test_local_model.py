@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ class FakeEngine:
     """Streams texts, one character a token, as the engine does."""
 
     model_name = "fake"
+    chat_template = None
+    tokenizer = SimpleNamespace(special_tokens={})
 
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
@@ -58,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[TurnRequest]:
     """The requests whose grammar has been compiled."""
     requests: list[TurnRequest] = []
 
-    def compile_(self: LocalModel, tools: list[dict[str, Any]], request: TurnRequest) -> Any:
+    def compile_(self: LocalModel, tools: list[dict[str, Any]], request: TurnRequest, format: str, reasoning: str) -> Any:
         requests.append(request)
         return f"grammar {len(requests)}"
 

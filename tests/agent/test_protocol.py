@@ -6,15 +6,17 @@ import json
 
 import pytest
 
+from agentkit.grammars.frontends.turn_formats import FORMATS
 from agentkit.messages import AssistantMessage, CallPart, RetryMessage, SystemMessage, ToolMessage, UserMessage
 from agentkit.model import CallClosed, ParsedCall, TextPiece, ToolSpec, Turn, TurnRequest
-from agentkit.protocol import HermesProtocol, HermesReader, call_text, json_end, shown_schema
+from agentkit.protocol import FormatProtocol, call_text, shown_schema
+from agentkit.turn_reader import FormatReader, JsonScan
 
 TOOL = ToolSpec("get", "Gets é.", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False})
 
 
 def read(text: str, size: int, **options: bool) -> tuple[Turn, list[TextPiece | CallClosed]]:
-    reader = HermesReader(**options)
+    reader = FormatReader(FORMATS["hermes"], **options)
     events = [event for start in range(0, len(text), size) for event in reader.feed(text[start : start + size])]
     return reader.finish(), events
 
@@ -33,7 +35,7 @@ def test_reads_text_and_calls(size: int) -> None:
 
 
 def test_text_comes_as_soon_as_it_is_certain() -> None:
-    reader = HermesReader()
+    reader = FormatReader(FORMATS["hermes"])
     assert reader.feed("a <tool_") == [TextPiece("a ")]
     assert reader.feed("calls>") == [TextPiece("<tool_calls>")]
     assert reader.feed("<") == []
@@ -65,14 +67,19 @@ def test_a_trigger_inside_structured_output_is_data(size: int) -> None:
     assert read(call_text("get", "{}"), size, calls=False)[0] == Turn(call_text("get", "{}"))
 
 
-@pytest.mark.parametrize(("text", "end"), [("{}", 2), ('{"a":"}"} x', 9), ("[[1],{}]]", 8), ("{", None), ('{"a', None), ("1", None), ("", None), ('"}"', None)])
-def test_json_end(text: str, end: int | None) -> None:
-    assert json_end(text, 0) == end
-    assert json_end("ab" + text, 2) == (None if end is None else end + 2)
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [("{}", 2), ('{"a":"}"} x', 9), ("[[1],{}]]", 8), ("{", None), ('{"a', None), ("1", None), ("", None), ('"}"', None), ('{"a\\\\"}', 7), ('{"\\', None)],
+)
+def test_the_end_of_json(text: str, end: int | None) -> None:
+    assert JsonScan(0).end(text) == (-1 if end is None else end)
+    scan = JsonScan(2)
+    ends = [scan.end("ab" + text[:size]) for size in range(len(text) + 1)]
+    assert [found for found in ends if found >= 0][:1] == ([] if end is None else [end + 2])
 
 
 def test_json_end_of_deep_nesting() -> None:
-    assert json_end("[" * 100_000 + "]" * 100_000, 0) == 200_000
+    assert JsonScan(0).end("[" * 100_000 + "]" * 100_000) == 200_000
 
 
 def test_rendering() -> None:
@@ -85,7 +92,7 @@ def test_rendering() -> None:
         AssistantMessage(content="A1"),
         RetryMessage(content="Not an answer."),
     ]
-    rendered = HermesProtocol().render(TurnRequest(messages, "Be brief.", [TOOL], output_schema={"type": "integer"}))
+    rendered = FormatProtocol().render(TurnRequest(messages, "Be brief.", [TOOL], output_schema={"type": "integer"}))
     assert [message["role"] for message in rendered] == ["system", "user", "assistant", "user", "assistant", "user"]
     system = rendered[0]["content"]
     assert system.startswith("Be brief.\n\nFrom the history.\n\n# Tools")
@@ -99,7 +106,7 @@ def test_rendering() -> None:
 
 
 def test_no_system_message_without_need() -> None:
-    assert HermesProtocol().render(TurnRequest([UserMessage(content="Q")])) == [{"role": "user", "content": "Q"}]
+    assert FormatProtocol().render(TurnRequest([UserMessage(content="Q")])) == [{"role": "user", "content": "Q"}]
 
 
 def test_rendering_a_turn_gives_what_was_read() -> None:
@@ -107,7 +114,7 @@ def test_rendering_a_turn_gives_what_was_read() -> None:
     text = "Look:\n" + call_text("get", TRICKY) + "\n" + call_text("get", "{}")
     turn, _ = read(text, 4)
     message = AssistantMessage(content=turn.text, tool_calls=tuple(CallPart(id=str(i), name=c.name, arguments=c.arguments) for i, c in enumerate(turn.calls)))
-    assert HermesProtocol().render(TurnRequest([message]))[0]["content"] == text
+    assert FormatProtocol().render(TurnRequest([message]))[0]["content"] == text
 
 
 def test_shown_schema_leaves_out_what_the_grammar_enforces() -> None:
