@@ -94,7 +94,7 @@ class FormatProtocol:
                 if rendered and rendered[-1]["role"] == part["role"] == "user":
                     part = {"role": "user", "content": f"{rendered.pop()['content']}\n{part['content']}"}
                 rendered.append(part)
-        return _one_call_each(rendered) if self.native and not self.native.several else rendered
+        return _one_call_each(rendered, self.native.blank) if self.native and not self.native.several else rendered
 
     def tools(self, request: TurnRequest) -> list[dict[str, Any]] | None:
         if self.native is None or not request.tools:
@@ -162,7 +162,7 @@ def call_text(name: str, arguments: str, format: str = "hermes") -> str:
     return calls_text(FORMATS[format], [(name, arguments)])
 
 
-def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _one_call_each(messages: list[dict[str, Any]], blank: str | None) -> list[dict[str, Any]]:
     """Messages with several calls as several messages, each followed by its own result."""
     results = {message["tool_call_id"]: message for message in messages if message["role"] == "tool"}
     single: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if message["role"] == "tool":
             continue
         for index, call in enumerate(calls):
-            single.append({**message, "content": message["content"] if index == 0 else None, "tool_calls": [call]})
+            single.append({**message, "content": message["content"] if index == 0 else blank, "tool_calls": [call]})
             single += [results[call["id"]]] if call["id"] in results else []
         single += [] if calls else [message]
     return single

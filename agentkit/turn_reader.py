@@ -224,7 +224,7 @@ def _heads(form: TurnFormat) -> dict[str, list[re.Pattern[str]]]:
 
 def _call_head(before: str, form: TurnFormat) -> re.Pattern[str]:
     name = _STRING.pattern if form.quoted else r"[A-Za-z0-9_.\-]+"
-    return re.compile(f"{_lenient(before + form.head)}(?P<name>{name}){_lenient(form.between)}", re.S)
+    return re.compile(f"{_lenient(before + form.head)}(?P<name>{name}){_lenient(form.between)}(?=\\S)", re.S)
 
 
 def _lenient(text: str) -> str:

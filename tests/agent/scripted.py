@@ -8,7 +8,6 @@ mean to break the form pass `constrained=False`.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -88,15 +87,11 @@ def check_turn(request: TurnRequest, text: str) -> None:
     if not request.tools and request.output_schema is None:
         return
     matcher = _turn_matcher(request)
-    if matcher is None:
-        return
     matcher.accept_bytes(text.encode())
     assert matcher.is_accepting, f"the turn may not stop here: {text!r}"
 
 
 def _turn_matcher(request: TurnRequest) -> Any:
-    if importlib.util.find_spec("agentkit.grammars.frontends.turns") is None:
-        return None
     tools: Sequence[dict[str, Any]] = [asdict(tool) for tool in request.tools]
     parallel = request.max_calls if request.max_calls > 1 else False
     grammar = grammars.Grammar.from_tools(tools, choice=request.tool_choice, parallel=parallel, output_schema=request.output_schema, format="hermes")
