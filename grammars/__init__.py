@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentkit.grammars.grammar import Grammar
-    from agentkit.grammars.matcher import Matcher, fill_masks
+    from agentkit.grammars.matcher import Matcher
+    from agentkit.grammars.rows import fill_masks
     from agentkit.grammars.settings import clear_caches, configure
     from agentkit.grammars.vocabulary import Vocabulary
 
@@ -25,7 +26,7 @@ _HOMES = {
     "Vocabulary": "agentkit.grammars.vocabulary",
     "clear_caches": "agentkit.grammars.settings",
     "configure": "agentkit.grammars.settings",
-    "fill_masks": "agentkit.grammars.matcher",
+    "fill_masks": "agentkit.grammars.rows",
 }
 
 

@@ -15,13 +15,14 @@ from agentkit.errors import BudgetTooSmall, GrammarViolation, NoTokenPath
 from agentkit.grammars.completion import canonical_count
 from agentkit.grammars.core import layout
 from agentkit.grammars.forced import CONTEXT, canonical_tokens
+from agentkit.grammars.rows import fill_row
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena
     from agentkit.grammars.grammar import Grammar
     from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["Matcher", "fill_masks"]
+__all__ = ["Matcher"]
 
 _FORCED_KEPT = 1 << 14  # forced runs that an arena remembers
 
@@ -91,11 +92,12 @@ class Matcher:
         return self._arena.bank
 
     def fill_mask(self, out: Any) -> None:
-        """Copy the mask into `out`: an int32 or uint32 array or torch tensor of [ceil(width / 32)]."""
-        target = out.numpy() if hasattr(out, "numpy") and not isinstance(out, np.ndarray) else out
-        if target.dtype not in (np.int32, np.uint32) or target.shape[-1] < self.vocabulary.words:
-            raise ValueError(f"a mask needs an int32 or uint32 array of {self.vocabulary.words} words, not {target.dtype} {target.shape}")
-        target.view(np.uint32)[..., : self.vocabulary.words] = self.mask()
+        """Copy the mask into `out`: an int32 or uint32 array or torch tensor of [ceil(width / 32)]; what is beyond is not allowed.
+
+        Raises:
+            TypeError, ValueError: `out` has other elements, or is too small.
+        """
+        fill_row(self, out)
 
     def allows(self, token_id: int) -> bool:
         """Could `token_id` come next? Does not move."""
@@ -258,11 +260,3 @@ class Matcher:
             needed = known[self._state]
         if needed > budget:
             raise BudgetTooSmall(needed, budget)
-
-
-def fill_masks(matchers: Sequence[Matcher], out: Any) -> None:
-    """Masks of a batch into `out`: int32 or uint32 [len(matchers), ceil(width / 32)], array or torch tensor."""
-    if len(out) < len(matchers):
-        raise ValueError(f"{len(matchers)} masks do not fit into {len(out)} rows")
-    for i, matcher in enumerate(matchers):
-        matcher.fill_mask(out[i])
