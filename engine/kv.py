@@ -224,6 +224,16 @@ class KVPool:
                 return
             self._swap(sequence, index, node)
 
+    def keep(self, sequence: KVSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Of a draft written to the slots behind the sequence, node i in the i-th of them, `nodes` (ascending) are its next positions."""
+        end = sequence.length + (max(nodes) + 1 if nodes else 0)
+        slots = [slot for first, last in sequence.slots(sequence.length, end) for slot in range(first, last)]
+        moved = [(slots[node], slots[place]) for place, node in enumerate(nodes) if node != place]
+        if moved:
+            sources, targets = zip(*moved, strict=True)
+            self.data[:, :, :, list(targets)] = self.data[:, :, :, list(sources)]
+        self.commit(sequence, token_ids)
+
     def truncate(self, sequence: KVSequence, length: int) -> None:
         """Forgets everything from position `length` on; whole pages behind it are given back."""
         if not 0 <= length <= sequence.length:

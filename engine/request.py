@@ -153,7 +153,9 @@ class Request:
         self.domain = domain(salt=params.cache_salt)  # whose computed prefixes it may share
         self.rank = (0, 0)  # set when it is queued; the smallest is served first
         self.served = 0  # the last step that gave it tokens
-        self.cached = self.forced = self.forwards = self.preemptions = 0
+        self.cached = self.forced = self.forwards = self.preemptions = self.drafted = self.accepted = 0
+        self.draft_state: Any = None  # notes of whoever guesses its tokens
+        self.features: Any = None  # the model's last hidden states [N, E], for those who guess from them
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self._cancelled = threading.Event()
@@ -242,6 +244,8 @@ class Request:
             output_tokens=self.generated,
             cached_tokens=self.cached,
             forced_tokens=self.forced,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
             forwards=self.forwards,
             queue_s=(c.admitted or now) - c.submitted,
             ttft_s=ttft,

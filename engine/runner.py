@@ -18,17 +18,28 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.models.decoder import Attend
+from agentkit.engine.speculation.tree import TokenTree
 
 Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Span:
-    """`tokens` follow what `sequence` holds; the logits after the last `rows` of them are wanted (0: none)."""
+    """`tokens` follow what `sequence` holds; the logits after the last `rows` of them are wanted (0: none).
+
+    draft: guesses that follow `tokens`; the logits after each of its nodes are wanted, too. Their keys and values are written to the
+    slots behind `tokens`, in the order of the nodes, and do not count until `KVPool.keep`.
+    """
 
     sequence: KVSequence
     tokens: tuple[int, ...]
     rows: int = 1
+    draft: TokenTree | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens that a forward over it computes."""
+        return len(self.tokens) + (len(self.draft) if self.draft else 0)
 
 
 class Model(Protocol):
@@ -38,7 +49,7 @@ class Model(Protocol):
 
 
 class Runner(Protocol):
-    """A backend. `execute` appends every span to its sequence and returns float32 logits [rows, V] on the host per span.
+    """A backend. `execute` appends every span to its sequence and returns float32 logits [rows + len(draft), V] on the host per span.
 
     Each sequence occurs once, and its slots are reserved. A span either counts wholly (its sequence is longer by its tokens)
     or, when execute raises, not at all.
@@ -63,16 +74,19 @@ class TorchRunner:
         rows: list[int] = []
         for span in spans:
             start, count = span.sequence.length, len(span.tokens)
-            rows.extend(range(len(tokens) + count - span.rows, len(tokens) + count))
+            rows.extend(range(len(tokens) + count - span.rows, len(tokens) + span.size))
             tokens.extend(span.tokens)
             positions.extend(range(start, start + count))
-        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, len(span.tokens)) for span in spans])
+            if span.draft is not None:
+                tokens.extend(span.draft.tokens)
+                positions.extend(start + count - 1 + depth for depth in span.draft.depths)
+        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, span.size) for span in spans])
         with torch.inference_mode():
             ids, places, wanted = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions, rows))
             logits = _to_host(self._model.forward(ids, places, attend, wanted))
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
-        ends = np.cumsum([span.rows for span in spans])
+        ends = np.cumsum([span.rows + span.size - len(span.tokens) for span in spans])
         return np.split(logits, ends[:-1])
 
 

@@ -19,6 +19,8 @@ from agentkit.engine.advance import Advancer
 from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Logits, Runner, Span
+from agentkit.engine.speculation.speculator import Speculator
+from agentkit.engine.speculation.tree import TokenTree
 from agentkit.errors import AgentKitError, EngineBusy, EngineError, NumericalError
 
 DECODE_GAP = 32  # a request with at most this many tokens to compute gets them all at once
@@ -41,10 +43,11 @@ class Scheduler:
     Rank: the higher priority first, of equals the one that was submitted first.
     """
 
-    def __init__(self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits) -> None:
+    def __init__(self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits, speculator: Speculator | None = None) -> None:
         self.pool = pool
         self._runner = runner
         self._advancer = advancer
+        self._speculator = speculator
         self._limits = limits
         self._lock = threading.Lock()
         self._waiting: list[Request] = []  # in order of rank; guarded by the lock
@@ -79,8 +82,8 @@ class Scheduler:
         plan = self._plan()
         if not plan:
             return
-        for request, outcome in zip([r for r, _ in plan], self._execute([s for _, s in plan]), strict=True):
-            self._advance(request, outcome)
+        for (request, span), outcome in zip(plan, self._timed([s for _, s in plan]), strict=True):
+            self._advance(request, span, outcome)
         self.running = [r for r in self.running if r.state is State.RUNNING]
 
     def abort_all(self, error: BaseException) -> None:
@@ -165,11 +168,15 @@ class Scheduler:
 
     def _plan(self) -> list[tuple[Request, Span]]:
         """Spans of this step, with their slots reserved; the highest rank takes pages first."""
-        plan = []
-        for request, count in sorted(self._shares(), key=lambda share: share[0].rank):
+        plan: list[tuple[Request, Span]] = []
+        shares = sorted(self._shares(), key=lambda share: share[0].rank)
+        size = sum(count for _, count in shares)
+        for request, count in shares:
             if request.state is State.RUNNING and self._reserve(request, count):
                 request.served = self._steps
-                plan.append((request, self._span(request, count)))
+                span = self._span(request, count, size)
+                size += span.size - count
+                plan.append((request, span))
         return plan
 
     def _shares(self) -> list[tuple[Request, int]]:
@@ -220,12 +227,22 @@ class Scheduler:
                 return False
         return True
 
-    @staticmethod
-    def _span(request: Request, count: int) -> Span:
+    def _span(self, request: Request, count: int, size: int) -> Span:
+        """The next `count` tokens of a request, with a draft behind them if they are all that is known. size: tokens of the step so far."""
         assert request.sequence is not None
         start = request.computed
-        tokens = tuple(request.tokens[start : start + count])
-        return Span(request.sequence, tokens, rows=int(start + count == len(request.tokens)))
+        tokens, last = tuple(request.tokens[start : start + count]), start + count == len(request.tokens)
+        draft = self._speculator.draft(request, size) if self._speculator is not None and last else None
+        if draft is not None and not self.pool.reserve(request.sequence, start + count + len(draft)):
+            draft = None  # guesses take nobody's memory
+        return Span(request.sequence, tokens, rows=int(last), draft=draft)
+
+    def _timed(self, spans: list[Span]) -> list[Logits | Exception]:
+        start = time.perf_counter()
+        outcomes = self._execute(spans)
+        if self._speculator is not None:
+            self._speculator.pace.costs.record(sum(span.size for span in spans), time.perf_counter() - start)
+        return outcomes
 
     def _execute(self, spans: list[Span]) -> list[Logits | Exception]:
         """Runs the plan; when that fails, span by span, so that only the culprit suffers."""
@@ -236,18 +253,26 @@ class Scheduler:
                 return [error]
         return [result for span in spans for result in self._execute([span])]
 
-    def _advance(self, request: Request, outcome: Logits | Exception) -> None:
+    def _advance(self, request: Request, span: Span, outcome: Logits | Exception) -> None:
         request.forwards += 1
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            if outcome.shape[0]:
+            if span.draft is not None:
+                self._settle(request, span.draft, outcome)
+            elif outcome.shape[0]:
                 self._advancer.advance(request, outcome[-1])
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return
         if request.state is State.FINISHED:
             self._release(request, keep=True)
+
+    def _settle(self, request: Request, draft: TokenTree, rows: Logits) -> None:
+        assert self._speculator is not None
+        assert request.sequence is not None
+        kept = self._speculator.settle(request, draft, rows, self._advancer)
+        self.pool.keep(request.sequence, kept, [draft.tokens[node] for node in kept])
 
     def _fail(self, request: Request, error: BaseException) -> None:
         sound = isinstance(error, AgentKitError) and not isinstance(error, NumericalError)
@@ -257,6 +282,8 @@ class Scheduler:
     def _release(self, request: Request, *, keep: bool) -> None:
         if request.sequence is not None:
             sequence, request.sequence = request.sequence, None
+            if self._speculator is not None:
+                self._speculator.release(request)
             self.pool.release(sequence, keep=keep)
 
 

@@ -37,7 +37,7 @@ def constrain(tree: TokenTree, matcher: Matcher, output: list[int], limit: int) 
             node, guess = out.add(new, token), child
             for forced in run:
                 matcher.accept(forced)
-                node = out.add(node, forced)
+                node = out.add(node, forced, forced=True)
                 following = tree.child(guess, forced) if guess != LOST else None
                 guess = LOST if following is None else following
             if guess != LOST:

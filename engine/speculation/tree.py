@@ -17,6 +17,7 @@ ROOT = -1
 class TokenTree:
     """Grows by `add`. tokens[i] is the token of node i, parents[i] < i the node before it (ROOT: it follows what is known).
 
+    forced[i]: a grammar leaves no other choice after its parent, so that it is no guess.
     confidence: which kind of guess this is, for whoever keeps books on how often kinds come true (see pace.py).
     """
 
@@ -24,6 +25,7 @@ class TokenTree:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.depths: list[int] = []  # 1 for a child of the root
+        self.forced: list[bool] = []
         self.confidence = confidence
         self._children: dict[tuple[int, int], int] = {}
 
@@ -37,7 +39,7 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int) -> int:
+    def add(self, parent: int, token: int, *, forced: bool = False) -> int:
         """The child of `parent` with this token: the one that is there, or a new node."""
         node = self._children.get((parent, token))
         if node is None:
@@ -45,6 +47,7 @@ class TokenTree:
             self.tokens.append(token)
             self.parents.append(parent)
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+            self.forced.append(forced)
         return node
 
     def extend(self, parent: int, tokens: Iterable[int]) -> int:
@@ -70,6 +73,11 @@ class TokenTree:
         return nodes[::-1]
 
     @property
+    def guesses(self) -> int:
+        """Nodes that are not forced."""
+        return len(self.forced) - sum(self.forced)
+
+    @property
     def is_chain(self) -> bool:
         """One branch, each node following the one before: an ordinary causal span."""
         return self.parents == list(range(-1, len(self.tokens) - 1))
@@ -79,8 +87,17 @@ class TokenTree:
         if size >= len(self):
             return self
         tree = TokenTree(self.confidence)
-        for token, parent in zip(self.tokens[:size], self.parents[:size], strict=True):
-            tree.add(parent, token)
+        for token, parent, forced in zip(self.tokens[:size], self.parents[:size], self.forced, strict=False):
+            tree.add(parent, token, forced=forced)
+        return tree
+
+    def trunk(self) -> TokenTree:
+        """Its first branch alone."""
+        tree, node = TokenTree(self.confidence), ROOT
+        for i, parent in enumerate(self.parents):
+            if parent == node:
+                tree.add(len(tree) - 1, self.tokens[i], forced=self.forced[i])
+                node = i
         return tree
 
     def visible(self) -> npt.NDArray[np.bool_]:

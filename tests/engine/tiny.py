@@ -21,6 +21,7 @@ from agentkit.engine.models.decoder import RowSelection
 from agentkit.engine.request import Event, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.text import OutputText
 from agentkit.errors import GrammarViolation
 
@@ -151,7 +152,12 @@ class TextsMatcher:
         else:
             self.so_far.append(TOKENS[token] or b"")
 
+    def allows(self, token: int) -> bool:
+        return not self.is_finished and token in self._legal()
+
     def rollback(self, n: int) -> None:
+        if self.is_finished:
+            self.is_finished, n = False, n - 1
         del self.so_far[len(self.so_far) - n :]
 
 
@@ -172,11 +178,12 @@ def _spell(data: bytes) -> int:
 class Bench:
     """A scheduler around a small model, stepped by hand, with every invariant checked after each step."""
 
-    def __init__(self, model: TinyDecoder, *, pages: int = 2048, limits: Limits | None = None, **pool: Any) -> None:
+    def __init__(self, model: TinyDecoder, *, pages: int = 2048, limits: Limits | None = None, speculator: Speculator | None = None, **pool: Any) -> None:
         self.model = model
         shape = KVShape(model.layers, model.kv, model.dim)
         self.pool = KVPool(shape, pages * shape.bytes_per_page, **pool)
-        self.scheduler = Scheduler(TorchRunner(model, self.pool, threads=1), self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits())
+        runner = TorchRunner(model, self.pool, threads=1)
+        self.scheduler = Scheduler(runner, self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits(), speculator)
         self.events: dict[int, list[Any]] = {}
 
     def request(self, prompt: Sequence[int] | bytes, matcher: Any = None, seed: int = 0, **options: Any) -> Request:

@@ -1,0 +1,103 @@
+"""Speculation around one forward: what is drafted before it, and what of that is kept after it.
+
+Inputs: requests about to sample, and the rows of logits over what was drafted. Checking a draft is decoding: the advancer
+chooses from the row after each node as it would without drafts, and goes on as long as what it chose was drafted, so nothing
+about the output changes, sampled or greedy. Knows nothing of models, pages or scheduling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentkit.engine.request import Request, State
+from agentkit.engine.speculation.constrain import constrain
+from agentkit.engine.speculation.pace import Pace
+from agentkit.engine.speculation.proposer import Proposer
+from agentkit.engine.speculation.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from agentkit.engine.advance import Advancer
+    from agentkit.engine.runner import Logits
+
+MAX_DRAFT = 16
+"""Tokens of one draft, at most."""
+
+
+class Speculator:
+    """proposer: who guesses.   pace: how far that pays, kept up to date here.   most: tokens of one draft, at most.
+
+    branches: whether the runner's attention takes trees; else only the first branch of each is used.
+    """
+
+    def __init__(self, proposer: Proposer, pace: Pace, most: int = MAX_DRAFT, *, branches: bool = True) -> None:
+        self.branches = branches
+        self.proposer = proposer
+        self.pace = pace
+        self.most = most
+
+    def draft(self, request: Request, base: int) -> TokenTree | None:
+        """Guesses for a request whose known tokens are all in this step, beside `base` tokens of the step; None where none pay.
+
+        No more than the request may still generate, the last one being sampled from the draft's last row.
+        """
+        limit = min(self.most, request.remaining - 1)
+        if limit < 1:
+            return None
+        tree = self.proposer.propose(request, limit)
+        if not self.branches:
+            tree = tree.trunk()
+        if not len(tree):
+            return None
+        depth = self.pace.depth(self._kind(tree), min(limit, len(tree)), base)
+        if not depth:
+            return None
+        if request.matcher is not None:
+            tree = constrain(tree.trimmed(depth), request.matcher, request.tokens[len(request.prompt) :], limit)
+        else:
+            tree = tree.trimmed(depth)
+        return tree if tree.guesses else None
+
+    def settle(self, request: Request, tree: TokenTree, rows: Logits, advancer: Advancer) -> list[int]:
+        """Decodes from `rows` [1 + len(tree), V] (the first after the last known token); returns the nodes that were kept, in order.
+
+        The request may end on the way. Tokens chosen behind the last kept node are known and not computed yet.
+        """
+        kept: list[int] = []
+        node, sampled = ROOT, 0
+        while request.state is State.RUNNING:
+            before = len(request.tokens)
+            advancer.advance(request, rows[node + 1])
+            path = follow(tree, node, request.tokens[before:])
+            kept += path
+            sampled += bool(path)
+            if len(path) < len(request.tokens) - before or not path:
+                break
+            node = path[-1]
+        request.drafted += tree.guesses
+        request.accepted += sampled
+        deepest = max(sum(not tree.forced[n] for n in tree.path(leaf)) for leaf in range(len(tree)))
+        self.pace.learn(self._kind(tree), sampled, deepest)
+        if self.proposer.wants_choices:
+            self.proposer.observe(request, tree, np.argmax(rows, axis=1).tolist())
+        return kept
+
+    def release(self, request: Request) -> None:
+        """The request is over."""
+        self.proposer.release(request)
+
+    def _kind(self, tree: TokenTree) -> tuple[str, int]:
+        return self.proposer.name, tree.confidence
+
+
+def follow(tree: TokenTree, node: int, tokens: list[int]) -> list[int]:
+    """The nodes below `node` that spell a beginning of `tokens`."""
+    path: list[int] = []
+    for token in tokens:
+        child = tree.child(node, token)
+        if child is None:
+            break
+        path.append(child)
+        node = child
+    return path
