@@ -104,8 +104,11 @@ class LocalModel:
         if self._protocol is None or isinstance(self._protocol, str):
             template = engine.chat_template
             source = "" if template is None else f"{template.source}{template.tool_source or ''}"
-            format = self._protocol or family_of(source, engine.tokenizer.special_tokens)
-            self._protocol = FormatProtocol(format, None if template is None else template.tool_support)
+            family = family_of(source, engine.tokenizer.special_tokens)
+            format = self._protocol or family or "hermes"
+            # a template shows calls in its own family's form; where they are written in another, it is not told of them
+            native = template.tool_support if template is not None and format == family else None
+            self._protocol = FormatProtocol(format, native)
         return self._protocol
 
     def _prepare(self, engine: Engine, request: TurnRequest) -> tuple[TurnProtocol, Reasoning, list[int], Grammar | None]:

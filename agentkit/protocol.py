@@ -231,10 +231,10 @@ FAMILIES: dict[str, _Sign] = {
     "deepseek-v3.1": lambda template, tokens: "<｜tool▁calls▁begin｜>" in template,
     "qwen": lambda template, tokens: "<tool_call>" in template and '"arguments"' in template,
     "llama3": lambda template, tokens: "<|start_header_id|>" in template,
-    "gemma3": lambda template, tokens: "<start_of_turn>" in template,
+    "gemma3": lambda template, tokens: "<start_of_turn>" in template and "<start_function_call>" not in template,
 }
 
 
-def family_of(template: str, special_tokens: Container[str] = ()) -> str:
-    """The format of a model, by its chat template and special tokens; "hermes", which is prompted, for one of no known family."""
-    return next((family for family, sign in FAMILIES.items() if sign(template, special_tokens)), "hermes")
+def family_of(template: str, special_tokens: Container[str] = ()) -> str | None:
+    """The format of a model, by its chat template and special tokens; None for one of no known family."""
+    return next((family for family, sign in FAMILIES.items() if sign(template, special_tokens)), None)
