@@ -97,17 +97,28 @@ class Cfg:
         return None
 
     def alt(self, *choices: Expr) -> Expr:
-        """Choice. Repeats of the same expression whose counts touch are merged; the empty text counts as a repeat."""
+        """Choice. Repeats of the same expression whose counts touch are merged (the empty text counts as one), shared beginnings factored out."""
         flat: dict[Expr, None] = {}
         for choice in choices:
             for q in self.nodes[choice][1:] if self.nodes[choice][0] == ALT else (choice,):
                 if q != self.EMPTY:
                     flat[q] = None
         if len(flat) > 1:
-            flat = self._merged(list(flat))
+            flat = self._factored(list(self._merged(list(flat))))
         if not flat:
             return self.EMPTY
         return next(iter(flat)) if len(flat) == 1 else self._add(ALT, *sorted(flat))
+
+    def _factored(self, flat: list[Expr]) -> dict[Expr, None]:
+        """h x | h y | h is h (x | y)?: parses that begin alike are one for as long as they do."""
+        tails: dict[Expr, list[Expr]] = {}
+        for q in flat:
+            node = self.nodes[q]
+            head, tail = (node[1], self.seq(*node[2:])) if node[0] == SEQ else (q, self.EPSILON)
+            tails.setdefault(head, []).append(tail)
+        if len(tails) == len(flat):
+            return dict.fromkeys(flat)
+        return dict.fromkeys(self.seq(head, self.alt(*rest)) for head, rest in tails.items())
 
     def _merged(self, flat: list[Expr]) -> dict[Expr, None]:
         by_item: dict[Expr, list[tuple[int, int | None]]] = {}
@@ -142,11 +153,23 @@ class Cfg:
         if (lo, hi) == (1, 1):
             return x
         node = self.nodes[x]
-        if hi is None and node[0] == ALT and self.EPSILON in node[1:]:
-            return self.repeat(self.alt(*(q for q in node[1:] if q != self.EPSILON)))
-        if hi is None and node[0] == REPEAT and node[2] <= 1 and (node[3] is None or node[2] == 0):
-            return self.repeat(node[1], min(lo, node[2]))
+        if hi is None and node[0] == ALT:
+            kept = self._indispensable(node[1:])
+            if len(kept) < len(node) - 1:
+                return self.repeat(self.alt(*kept), 0 if self.EPSILON in node[1:] else lo)
+        if hi is None and node[0] == REPEAT and node[2] <= 1:
+            return self.repeat(node[1], lo * node[2])
         return self._add(REPEAT, x, lo, hi)
+
+    def _indispensable(self, choices: tuple[Expr, ...]) -> list[Expr]:
+        """Choices of an unbounded repeat without those that other choices in a row make up: (a | a a | a b | b)* is (a | b)*."""
+        kept = [q for q in choices if q != self.EPSILON]
+        for q in list(kept):
+            parts = self.nodes[q][1:] if self.nodes[q][0] == SEQ else (q,)
+            items = [self._counted(part) for part in parts]
+            if (len(parts) > 1 or items[0][0] != q) and all(item in kept and low > 0 for item, low, _ in items):
+                kept.remove(q)
+        return kept
 
     def optional(self, x: Expr) -> Expr:
         return self.alt(self.EPSILON, x)
@@ -367,6 +390,9 @@ def _node_of(cfg: Cfg, e: Expr, image: dict[Expr, Node], size: dict[Node, int]) 
     parts = [image[c] for c in cfg.children(e)]
     if node[0] == REPEAT:
         return builder.repeat(parts[0], node[2], node[3])
-    made = builder.seq(*parts) if node[0] == SEQ else builder.alt(*parts)
+    if node[0] == ALT and Builder.EPSILON in parts:  # as a counter, so that optional parts in a row are one
+        made = builder.repeat(builder.alt(*(p for p in parts if p != Builder.EPSILON)), 0, 1)
+    else:
+        made = builder.seq(*parts) if node[0] == SEQ else builder.alt(*parts)
     size[made] = sum(size.get(p, 1) for p in parts)
     return made
