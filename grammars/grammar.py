@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
 from agentkit.grammars.compiled import Compiled, compiled_once
+from agentkit.grammars.compose import check_regular, include, inhabited
 from agentkit.grammars.effort import TIME_LIMIT, limited
 from agentkit.grammars.expr import Builder, Node, Program
 
@@ -23,6 +24,7 @@ __all__ = ["Grammar"]
 
 Whitespace = Literal["compact", "flexible"]
 KeyOrder = Literal["declared", "any"]
+Dialect = Literal["python", "ecma"]
 Formats = Literal["enforce", "annotate"]
 Cancel = Callable[[], bool]
 
@@ -91,33 +93,69 @@ class Grammar:
             return cls(*_of_schema(schema, whitespace, key_order, formats, plain_integers=True))
 
     @classmethod
-    def from_regex(cls, pattern: str, *, flags: int | re.RegexFlag = 0, time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
-        """Texts that a regular expression (Python's `re` syntax) matches as a whole."""
+    def from_regex(
+        cls,
+        pattern: str,
+        *,
+        flags: int | re.RegexFlag = 0,
+        dialect: Dialect = "python",
+        time_limit: float | None = TIME_LIMIT,
+        cancel: Cancel | None = None,
+    ) -> Grammar:
+        """Texts that a regular expression matches as a whole.
+
+        Args:
+            flags: those of Python's `re`.
+            dialect: "python": the syntax of `re`; "ecma": ECMA-262 with the flag u, as in JSON Schema, with \\p{...}.
+        """
 
         def lower(builder: Builder) -> Node:
             from agentkit.grammars.frontends.regex import regex_node
 
-            return regex_node(builder, pattern, flags=flags)
+            return regex_node(builder, pattern, flags=flags, dialect=dialect)
 
+        _check_string("the pattern", pattern)
         with limited(time_limit, cancel):
-            return cls(*_of_text(("regex", pattern, int(flags)), lower, f"the pattern {pattern!r}"))
+            return cls(*_of_text(("regex", pattern, int(flags), dialect), lower, f"the pattern {pattern!r}"))
 
     @classmethod
-    def from_lark(cls, text: str, *, start: str = "start", time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
+    def from_lark(
+        cls,
+        text: str,
+        *,
+        start: str = "start",
+        terminals: Mapping[str, Grammar] | None = None,
+        time_limit: float | None = TIME_LIMIT,
+        cancel: Cancel | None = None,
+    ) -> Grammar:
         """Texts that `lark.Lark(text, start=start, parser="earley", lexer="dynamic")` parses.
 
         Terminals take what Python's `re` would take at that place, so a name does not end in the middle of a word and a
-        lazy string ends at its first closing quote. `%declare`, imports of files and constructs whose outcome depends on
-        what came before a terminal raise UnsupportedSchema naming them.
+        lazy string ends at its first closing quote. Imports of files and constructs whose outcome depends on what came
+        before a terminal raise UnsupportedSchema naming them.
+
+        `%json {...}` in place of a terminal stands for the compact JSON texts of that schema.
+
+        Args:
+            terminals: grammars for terminals that the text announces with `%declare`; others that are declared raise
+                UnsupportedSchema.
         """
+        from agentkit.grammars.frontends.lark_embedded import cut_out_json
 
-        def lower(builder: Builder) -> Node:
-            from agentkit.grammars.frontends.lark import compile_lark
-
-            return compile_lark(builder, text, start)
-
+        _check_string("the grammar", text)
         with limited(time_limit, cancel):
-            return cls(*_of_text(("lark", text, start), lower, f"the rule {start!r}"))
+            text, schemas = cut_out_json(text)
+            given = {name: _checked(part) for name, part in (terminals or {}).items()}
+            given |= {name: cls(*_of_schema(schema, "compact", "declared", "enforce", plain_integers=False)) for name, schema in schemas.items()}
+            programs = {name: part.program for name, part in given.items()}
+
+            def lower(builder: Builder) -> Node:
+                from agentkit.grammars.frontends.lark import compile_lark
+
+                return compile_lark(builder, text, start, programs)
+
+            source = ("lark", text, start, [(name, program.digest) for name, program in programs.items()])
+            return cls(_of_text(source, lower, f"the rule {start!r}")[0], _reports(given))
 
     @classmethod
     def from_gbnf(cls, text: str, *, root: str = "root", time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
@@ -128,21 +166,52 @@ class Grammar:
 
             return compile_gbnf(builder, text, root)
 
+        _check_string("the grammar", text)
         with limited(time_limit, cancel):
             return cls(*_of_text(("gbnf", text, root), lower, f"the rule {root!r}"))
 
     @classmethod
     def from_choices(cls, choices: Iterable[str], *, time_limit: float | None = TIME_LIMIT, cancel: Cancel | None = None) -> Grammar:
         """Exactly one of the given texts."""
-        texts: list[Any] = list(choices)
+        if isinstance(choices, str):
+            raise InvalidGrammar(f"choices is one text, {choices!r}; give a list of texts")
+        texts = list(choices)
         if not texts:
             raise InvalidGrammar("choices is empty; give at least one text")
-        wrong = next((c for c in texts if not isinstance(c, str)), None)
-        if wrong is not None:
-            raise InvalidGrammar(f"choices must be strings, not {type(wrong).__name__} ({wrong!r})")
         with limited(time_limit, cancel):
             builder = Builder()
-            return cls(builder.program(builder.trie(c.encode() for c in texts)))
+            return cls(builder.program(builder.trie(map(_encoded, texts))))
+
+    @classmethod
+    def from_tags(
+        cls,
+        tags: Iterable[tuple[str, Grammar, str]],
+        *,
+        triggers: Iterable[str] | None = None,
+        at_least_one: bool = False,
+        stop_after_first: bool = False,
+        time_limit: float | None = TIME_LIMIT,
+        cancel: Cancel | None = None,
+    ) -> Grammar:
+        """Free text in which, once a trigger is written, a tag must follow; then free text again.
+
+        Args:
+            tags: (begin, content, end), as in ("<fn=add>", Grammar.from_json_schema(...), "</fn>").
+            triggers: texts that do not occur in free text, each the beginning of one tag or more; default: each tag's begin.
+            at_least_one: a text without any tag does not match.
+            stop_after_first: the text ends with its first tag.
+        """
+        from agentkit.grammars.frontends.tags import Tag, tagged_text
+
+        listed = list(tags)
+        begins = list(dict.fromkeys(begin for begin, _, _ in listed) if triggers is None else triggers)
+        for text in (*(text for begin, _, end in listed for text in (begin, end)), *begins):
+            _check_string("begin, end and triggers", text)
+        with limited(time_limit, cancel):
+            builder = Builder()
+            known = [Tag(begin, include(builder, _checked(content).program), end) for begin, content, end in listed]
+            root = tagged_text(builder, known, begins, at_least_one=at_least_one, stop_after_first=stop_after_first)
+            return cls(builder.program(root), _reports({begin: content for begin, content, _ in listed}))
 
     @classmethod
     def from_tools(
@@ -178,6 +247,50 @@ class Grammar:
         described = [tuple(_described(tool)) for tool in listed]
         with limited(time_limit, cancel):
             return cls(*compiled_once(("tools", described, choice, parallel, output_schema, format, reasoning), compile))
+
+    def __add__(self, other: Grammar) -> Grammar:
+        """A text of this grammar, then one of the other."""
+        return self._with(other, lambda builder, mine, theirs: builder.seq(mine, theirs))
+
+    def __or__(self, other: Grammar) -> Grammar:
+        """A text of either grammar."""
+        return self._with(other, lambda builder, mine, theirs: builder.alt(mine, theirs))
+
+    def __and__(self, other: Grammar) -> Grammar:
+        """Texts of both grammars, which must be regular: no rules that recurse, no JSON objects (UnsupportedSchema otherwise).
+
+        Raises UnsatisfiableSchema if there are none.
+        """
+        for grammar in (self, other):
+            check_regular(_checked(grammar).program, "&")
+        return self._with(other, lambda builder, mine, theirs: builder.both(mine, theirs))
+
+    def __invert__(self) -> Grammar:
+        """All texts (valid UTF-8) that are not of this grammar, which must be regular, as for `&`."""
+        from agentkit.grammars.frontends.chars import UTF8
+
+        check_regular(self.program, "~")
+        builder = Builder()
+        return Grammar(inhabited(builder, builder.both(UTF8.anything(builder), builder.complement(include(builder, self.program))), "the complement"))
+
+    def repeat(self, least: int = 0, most: int | None = None, *, separator: str = "") -> Grammar:
+        """`least` to `most` texts of this grammar (None: no upper bound), with `separator` between two."""
+        if least < 0 or (most is not None and most < least):
+            raise InvalidGrammar(f"repeat({least}, {most}): the bounds are out of order")
+        builder = Builder()
+        item, between = include(builder, self.program), builder.literal(_encoded(separator))
+        more = builder.repeat(builder.seq(between, item), max(least - 1, 0), None if most is None else max(most - 1, 0))
+        texts = builder.EPSILON if most == 0 else builder.seq(item, more)
+        return Grammar(builder.program(builder.optional(texts) if least == 0 else texts), self._report)
+
+    def optional(self) -> Grammar:
+        """A text of this grammar, or the empty text."""
+        return self.repeat(0, 1)
+
+    def _with(self, other: Grammar, join: Callable[[Builder, Node, Node], Node]) -> Grammar:
+        builder = Builder()
+        root = join(builder, include(builder, self.program), include(builder, _checked(other).program))
+        return Grammar(inhabited(builder, root, "the combined grammar"), _reports({"(left)": self, "(right)": other}))
 
     def report(self) -> Report:
         """What was enforced, keyword by keyword (empty for grammars without keywords)."""
@@ -223,8 +336,35 @@ def _of_text(source: tuple[Any, ...], lower: Callable[[Builder], Node], what: st
     def compile() -> Compiled:
         builder = Builder()
         root = lower(builder)
-        if root == Builder.EMPTY:
-            raise UnsatisfiableSchema("#", f"{what} matches no text")
-        return builder.program(root), None
+        return inhabited(builder, root, what), None
 
     return compiled_once(source, compile)
+
+
+def _reports(parts: Mapping[str, Grammar]) -> Report:
+    """The reports of the parts as one; pointers begin with the part's name."""
+    from agentkit.grammars.report import Report
+
+    report = Report()
+    for name, part in parts.items():
+        report.add(part.report(), name)
+    return report
+
+
+def _checked(value: Any) -> Grammar:
+    if not isinstance(value, Grammar):
+        raise InvalidGrammar(f"a Grammar is needed here, not {type(value).__name__} ({value!r}); for fixed texts see Grammar.from_choices")
+    return value
+
+
+def _check_string(what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidGrammar(f"{what} must be text, not {type(value).__name__} ({value!r})")
+
+
+def _encoded(text: Any) -> bytes:
+    _check_string("choices and separators", text)
+    try:
+        return bytes(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidGrammar(f"{text!r} has no UTF-8 form; give valid Unicode", position=error.start) from error

@@ -11,13 +11,14 @@ demands there is only one. What `%ignore` names may stand before any terminal an
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
-from agentkit.grammars.expr import Builder, Node
+from agentkit.grammars.compose import beginnings, include
+from agentkit.grammars.expr import Builder, Node, Program
 from agentkit.grammars.frontends.cfg import Cfg, Expr
-from agentkit.grammars.frontends.chars import CharSet, utf8_class
+from agentkit.grammars.frontends.chars import LAST, CharSet, utf8_class
 from agentkit.grammars.frontends.components import components
 from agentkit.grammars.frontends.left_recursion import solve_linear
 from agentkit.grammars.frontends.lexemes import BROKEN, FREE, Lexemes, State
@@ -30,22 +31,31 @@ MAX_CONTEXTS = 400
 MAX_SOLVED = 12  # states of a terminal that lead to each other and are solved into one expression
 
 
-def compile_lark(builder: Builder, text: str, start: str = "start") -> Node:
+def compile_lark(builder: Builder, text: str, start: str = "start", given: Mapping[str, Program] | None = None) -> Node:
     """The texts that the grammar matches from rule `start`, in UTF-8; EMPTY if there are none.
 
+    given: languages of terminals that the text declares without a pattern.
     Raises InvalidGrammar (lark's own words, with the position), UnsupportedSchema (naming the construct), GrammarTooComplex.
     """
     loaded = _load(text, start)
     patterns = {str(t.name): str(t.pattern.to_regexp()) for t in loaded.terminals}
+    embedded = {name: Embedded(builder, name, program) for name, program in (given or {}).items()}
+    clash = next((name for name in embedded if name in patterns), None)
+    if clash is not None:
+        raise InvalidGrammar(f"the terminal {clash} is given a grammar, but the text defines it as well; declare it with %declare instead")
     expansions: dict[str, list[list[tuple[bool, str]]]] = {}
     for rule in loaded.rules:
         symbols = [(bool(s.is_term), str(s.name)) for s in rule.expansion]
-        missing = next((name for is_term, name in symbols if is_term and name not in patterns), None)
+        missing = next((name for is_term, name in symbols if is_term and name not in patterns and name not in embedded), None)
         if missing is not None:
-            raise UnsupportedSchema(f"terminal {missing}", "%declare", "a declared terminal has no pattern; define it")
+            raise UnsupportedSchema(f"terminal {missing}", "%declare", "a declared terminal has no pattern; define it, or give its grammar in `terminals`")
         expansions.setdefault(str(rule.origin.name), []).append(symbols)
+    ignored = [str(name) for name in loaded.ignore_tokens]
+    declared = next((name for name in ignored if name not in patterns), None)
+    if declared is not None:
+        raise UnsupportedSchema(f"terminal {declared}", "%ignore", "what is ignored needs a pattern; a declared terminal has none")
     cfg = Cfg(builder)
-    _Rules(cfg, expansions, Terminals(cfg, patterns, [str(name) for name in loaded.ignore_tokens])).define(start)
+    _Rules(cfg, expansions, Terminals(cfg, patterns, ignored, embedded)).define(start)
     return cfg.compile("the text")
 
 
@@ -65,17 +75,33 @@ def _load(text: str, start: str) -> Any:
         raise GrammarTooComplex("nesting", "the grammar's groups are nested too deep for lark; give inner parts rules of their own") from None
 
 
+class Embedded:
+    """A finished grammar in place of a terminal.
+
+    first: the characters that may begin it (possibly more). Raises InvalidGrammar if it matches the empty text: no terminal may.
+    """
+
+    def __init__(self, builder: Builder, name: str, program: Program) -> None:
+        self.name, self.node = name, include(builder, program)
+        begins, empty = beginnings(program)
+        if empty:
+            raise InvalidGrammar(f"the grammar given for the terminal {name} matches the empty text, which no terminal may; make {name} optional in the rules")
+        leads = {0xC0: (0x80, 0x7FF), 0xE0: (0x800, 0xFFFF), 0xF0: (0x10000, LAST)}
+        ranges = [(byte, byte) for byte in begins if byte < 0x80] + [leads[0xC0 if byte < 0xE0 else min(byte, 0xF0) & 0xF0] for byte in begins if byte >= 0x80]
+        self.first = CharSet.from_ranges(ranges)
+
+
 class Terminals:
     """What terminals take, context by context, as expressions of a Cfg."""
 
-    def __init__(self, cfg: Cfg, patterns: dict[str, str], ignored: list[str]) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: Cfg, patterns: dict[str, str], ignored: list[str], embedded: Mapping[str, Embedded]) -> None:
+        self.cfg, self.embedded = cfg, embedded
         self.lexemes = Lexemes(patterns)
         self.number = {name: t for t, name in enumerate(self.lexemes.names)}
         self.ignored = [self.number[name] for name in ignored]
         self._bare: dict[tuple[Context, int], dict[Context, Expr]] = {}
         self._gaps: dict[Context, dict[Context, Expr]] = {}
-        self._tokens: dict[tuple[Context, int], dict[Context, Expr]] = {}
+        self._tokens: dict[tuple[Context, str], dict[Context, Expr]] = {}
         self._texts: dict[CharSet, Expr] = {}
 
     def after(self, context: Context, klass: int) -> Context | None:
@@ -86,11 +112,12 @@ class Terminals:
 
     def token(self, context: Context, name: str) -> dict[Context, Expr]:
         """Ignored texts and then the terminal: expressions by the context they leave."""
-        key = (context, self.number[name])
+        key = (context, name)
         if key not in self._tokens:
             cfg, by_text = self.cfg, dict[tuple[Context, Expr], list[Expr]]()
             for middle, gap in self.gap(context).items():
-                for left, text in self.bare(middle, key[1]).items():
+                texts = self.given(middle, self.embedded[name]) if name in self.embedded else self.bare(middle, self.number[name])
+                for left, text in texts.items():
                     by_text.setdefault((left, text), []).append(gap)
             out: dict[Context, Expr] = {}
             for (left, text), gaps in by_text.items():
@@ -120,6 +147,17 @@ class Terminals:
             ways = {j: solve_linear(self.cfg, range(len(order)), steps, {j: self.cfg.EPSILON})[0] for j in range(len(order))}
             self._gaps[context] = {order[j]: way for j, way in ways.items()}
         return self._gaps[context]
+
+    def given(self, context: Context, part: Embedded) -> dict[Context, Expr]:
+        """An embedded grammar: it makes no demands, and its first character must settle those that are open."""
+        classes = [k for k, chars in enumerate(self.lexemes.classes) if chars & part.first]
+        outcomes = {self.after(context, klass) for klass in classes} if context else {NOTHING}
+        if outcomes <= {None}:
+            return {}
+        if outcomes != {NOTHING}:
+            why = "whether it may follow the terminal before depends on how it begins; put a sign between them"
+            raise UnsupportedSchema(f"terminal {part.name}", "%declare", why)
+        return {NOTHING: self.cfg.text(part.node)}
 
     def bare(self, context: Context, terminal: int) -> dict[Context, Expr]:
         """The terminal alone: expressions by the context it leaves."""

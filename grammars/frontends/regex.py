@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 
-from agentkit.errors import UnsupportedSchema
+from agentkit.errors import InvalidGrammar, UnsupportedSchema
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends import regex_ast as ast
 from agentkit.grammars.frontends.chars import EVERY, SCALARS, UTF8, Alphabet, CharSet, remembered
@@ -48,8 +48,8 @@ def compile_regex(
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x", re.ASCII: "a"}
 
 
-def regex_node(builder: Builder, pattern: str, *, flags: int | re.RegexFlag = 0) -> Node:
-    """The texts that `re.fullmatch(pattern, text, flags)` takes, in UTF-8; EMPTY if there are none.
+def regex_node(builder: Builder, pattern: str, *, flags: int | re.RegexFlag = 0, dialect: Dialect = "python") -> Node:
+    """The texts that a pattern matches as a whole, in UTF-8; EMPTY if there are none. `flags`: those of `re`, in either dialect.
 
     Raises InvalidGrammar (with the offset), UnsupportedSchema (naming the construct), GrammarTooComplex.
     """
@@ -57,7 +57,9 @@ def regex_node(builder: Builder, pattern: str, *, flags: int | re.RegexFlag = 0)
     unknown = re.RegexFlag(flags & ~sum(_FLAGS) & ~re.UNICODE)
     if unknown:
         raise UnsupportedSchema("flags", str(unknown), "it changes no language of texts; leave it out")
-    return compile_regex(builder, pattern, dialect="python", flags=letters)
+    if dialect not in ("python", "ecma"):
+        raise InvalidGrammar(f"the dialect {dialect!r} is not known; it is 'python' or 'ecma'")
+    return compile_regex(builder, pattern, dialect=dialect, flags=letters)
 
 
 def whole_text(tree: Tree, search: bool) -> Tree:
