@@ -125,4 +125,4 @@ def _every_byte(program: Program) -> Vocabulary:
     from agentkit.grammars.vocabulary import Vocabulary
 
     names = {name: 256 + i for i, name in enumerate(program.specials)}
-    return Vocabulary([*(bytes([byte]) for byte in range(256)), *(None for _ in names)], special_names=names)
+    return Vocabulary([*(bytes([byte]) for byte in range(256)), *(None for _ in names)], special_tokens=names)

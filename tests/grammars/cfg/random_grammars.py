@@ -8,7 +8,7 @@ import random
 import lark
 
 LETTERS = "ab"
-TEXTS = ["".join(letters) for size in range(6) for letters in itertools.product(LETTERS, repeat=size)]
+TEXTS = ["".join(letters) for size in range(4) for letters in itertools.product(LETTERS, repeat=size)]
 
 
 def random_grammar(rng: random.Random) -> str:
@@ -45,7 +45,7 @@ def lark_parser(text: str) -> lark.Lark | None:
         parser = lark.Lark(text, parser="earley", lexer="dynamic", ambiguity="forest")
     except lark.exceptions.LarkError:
         return None
-    return parser if len(parser.rules) <= 30 else None
+    return parser if len(parser.rules) <= 20 else None
 
 
 def takes(parser: lark.Lark, text: str) -> bool:
