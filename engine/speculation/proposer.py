@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from agentkit.engine.config import SamplingParams
 from agentkit.engine.speculation.tree import TokenTree
+
+if TYPE_CHECKING:
+    from agentkit.grammars import Matcher
 
 
 class Draftable(Protocol):
@@ -18,6 +22,15 @@ class Draftable(Protocol):
     tokens: list[int]
     draft_state: Any
     features: Any
+
+
+class Sampled(Draftable, Protocol):
+    """What a proposer sees that guesses as the request will choose: under its grammar and with its randomness."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    matcher: Matcher | None
 
 
 class Proposer(Protocol):
