@@ -8,11 +8,21 @@ before them. Keys and values are written into their slots, then attended to as v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from agentkit.engine.kernels import attention as kernels
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kernels.library import supported
+from agentkit.engine.kernels.team import TEAM
+from agentkit.engine.kernels.tiles import LANES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_STORED = (torch.float32, torch.bfloat16)
 
 
 class PagedSequence(Protocol):
@@ -29,33 +39,65 @@ class PagedPool(Protocol):
     def data(self) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer and head."""
+
+    data: Array
+    slot_count: int
+    slots: Array
+    positions: Array
+    pages: Array
+    tasks: Array
+    rows: Array
+    parts: Array
+    partials: int
+
+
 class BatchAttention:
     """Causal attention for the tokens of several spans, concatenated along T; one object per forward.
 
     spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool.
     Called as attend(layer, q, k, v, window=, scale=, softcap=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
     window: a token sees itself and the window-1 before it; None: everything.   softcap: logits become cap*tanh(x/cap).
-    Keys and values are read as runs of neighbouring pages, never gathered; what the runs yield is
-    merged by the log-sum-exp of their scores.
+    On a CPU with kernels the pages are read in place, and spans that share pages attend to them together; a token's result is bit
+    for bit the same whatever else is in the batch. Elsewhere keys and values are read as runs of neighbouring pages, and what
+    the runs yield is merged by the log-sum-exp of their scores.
     """
 
     def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]]) -> None:
         self._data = pool.data
         self._spans = tuple(spans)
-        slots = [s for sequence, offset, count in self._spans for s in _slots(sequence.pages, offset, offset + count)]
-        self._slots = torch.tensor(slots, dtype=torch.long, device=self._data.device)  # [T]
-        self._runs = [_runs(sequence.pages, offset, offset + count) for sequence, offset, count in self._spans]
+        self._plan: Plan | None = None
+
+    def plan(self, group: int) -> Plan | None:
+        """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
+        if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and self._data.shape[-1] % LANES == 0 and supported():
+            self._plan = _plan(self._data, self._spans, group)
+        return self._plan
+
+    @cached_property
+    def _slots(self) -> torch.Tensor:
+        slots = [slot for sequence, offset, count in self._spans for slot in _slots(sequence.pages, offset, offset + count)]
+        return torch.tensor(slots, dtype=torch.long, device=self._data.device)  # [T]
+
+    @cached_property
+    def _runs(self) -> list[list[tuple[int, int, int]]]:
+        return [_runs(sequence.pages, offset, offset + count) for sequence, offset, count in self._spans]
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None, scale: float, softcap: float | None = None
     ) -> torch.Tensor:
         for part, new in enumerate((k, v)):
             self._data[layer, part].index_copy_(1, self._slots, new.transpose(0, 1).to(self._data.dtype))
+        plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 else None
+        if plan is not None:
+            return _attend_pages(plan, layer, q, k.shape[1], window, scale, softcap)
         out = torch.empty_like(q)
         start = 0
         for (_, offset, count), runs in zip(self._spans, self._runs, strict=True):
-            part = q[start : start + count]
-            out[start : start + count] = self._attend(layer, part, offset, runs, window, scale, softcap)
+            own = q[start : start + count]
+            out[start : start + count] = self._attend(layer, own, offset, runs, window, scale, softcap)
             start += count
         return out
 
@@ -73,6 +115,37 @@ class BatchAttention:
             mask = _mask(offset, q.shape[0], first, start + length, window, q)
             parts.append(_partial(q, keys, values, mask, scale, softcap))
         return merge(parts)
+
+
+def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], group: int) -> Plan:
+    offsets = np.array([offset for _, offset, _ in spans], np.int64)
+    counts = np.array([count for _, _, count in spans], np.int64)
+    needed = (offsets + counts + PAGE - 1) // PAGE
+    pages = np.concatenate([np.array(s.pages[:n], np.int64) for (s, _, _), n in zip(spans, needed.tolist(), strict=True)])
+    first_page = np.concatenate((np.zeros(1, np.int64), np.cumsum(needed)[:-1]))
+    positions = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans])
+    slots = pages[np.repeat(first_page, counts) + positions // PAGE] * PAGE + positions % PAGE
+    ranges = (offsets + counts + kernels.RANGE - 1) // kernels.RANGE
+    tiles = -(-counts // max(1, kernels.ROWS // group))
+    tasks = np.empty((int((ranges * tiles).sum()), kernels.TASK_COLUMNS), np.int64)
+    rows = np.empty(int((ranges * counts).sum()), np.int64)
+    parts = np.empty((int(counts.sum()), int(ranges.max())), np.int64)
+    used, partials = kernels.plan(pages, first_page, offsets, counts, group, tasks, rows, parts)
+    values = data if data.dtype == torch.float32 else data.view(torch.uint16)
+    return Plan(values.view(-1).numpy(), data.shape[3], slots, positions, pages, tasks[:used], rows, parts, partials)
+
+
+def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
+    """q [T, H, D] over the pages of one layer, by the kernel."""
+    heads, dim = q.shape[1:]
+    out = torch.empty(q.shape)
+    partial = np.empty(plan.partials * heads * (dim + 2), np.float32)
+    constants = np.float32(scale), np.float32(softcap or 0.0)
+    TEAM.run(
+        kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions,
+        q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, window or 0, *constants, partial, out.view(-1).numpy(),
+    )  # fmt: skip
+    return out
 
 
 def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

@@ -35,7 +35,7 @@ from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.text import OutputText
-from agentkit.engine.weights import half_precision
+from agentkit.engine.weights.half import half_precision
 from agentkit.errors import ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings

@@ -105,6 +105,21 @@ class GgufFile:
             return less
         return flat
 
+    def blocks(self, tensor: GgufTensor) -> Array:
+        """The stored bytes of a quantised matrix, uint8 [rows, bytes of a row], as the file orders its rows (see `row_order`)."""
+        return np.asarray(tensor.source.data).reshape(tensor.shape[0], -1)
+
+    def row_order(self, tensor: GgufTensor) -> Array | None:
+        """Which row of the Hugging Face matrix each stored row is; None: the same."""
+        part = re.search(r"self_attn\.([qk])_proj", tensor.name)
+        if self.architecture != "llama" or part is None:
+            return None
+        heads = int(self.get("{arch}.attention.head_count"))
+        heads = heads if part.group(1) == "q" else int(self.get("{arch}.attention.head_count_kv", heads))
+        order = np.empty(tensor.shape[0], np.int64)
+        order[_half_split(np.arange(tensor.shape[0]), heads)] = np.arange(tensor.shape[0])
+        return order
+
     def config(self) -> dict[str, Any]:
         """The model as a Hugging Face config.json."""
         model_type, class_name = _ARCHITECTURES[self.architecture]

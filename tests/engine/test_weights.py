@@ -10,7 +10,7 @@ import torch
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
-from agentkit.engine.weights import half_precision
+from agentkit.engine.weights.half import half_precision
 from agentkit.errors import EngineError
 
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines

@@ -1,0 +1,246 @@
+"""Attention over pages: what a set of tokens gets from one range of keys, and the merge of ranges.
+
+Keys are cut at absolute positions into ranges of RANGE. A task is one range of one sequence's pages, or of pages that several
+sequences share, and the tokens that attend to it; each (token, head) gets a partial result per range: a sum of values, the
+largest score and the sum of exponentials, merged afterwards in the order of the ranges (FlashDecoding; cascade: arXiv:2501.01005).
+A partial result depends on nothing but that token and those keys: which tokens share a task, how long a span is, and where it
+began change no bit. Pages are read in place; those of keys are turned around once for all tokens of the task.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kernels.library import inner, kernel
+from agentkit.engine.kernels.linear import multiply
+from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
+from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, exponentials_of, largest_of, transpose_page, widen_row
+
+RANGE = 256  # keys of a task
+RANGE_PAGES = RANGE // PAGE
+ROWS = 96  # (token, head) pairs of a task at most
+
+# columns of the table of tasks
+FIRST_PAGE, FIRST_KEY, KEYS, FIRST_ROW, ROW_COUNT, FIRST_PART, TASK_COLUMNS = 0, 1, 2, 3, 4, 5, 6
+
+
+@kernel
+def plan(pages, first_page, offsets, counts, group, tasks, rows, parts):
+    """Fills `tasks` and `rows`, and parts[t, r] = number of the partial result of token t over range r (-1: none).
+
+    pages: of all spans one after the other, those of span s from first_page[s]. Returns (tasks, partial results).
+    """
+    tile = max(1, ROWS // group)
+    parts[:] = -1
+    task = row = part = 0
+    begin = 0
+    for span in range(offsets.size):
+        end = offsets[span] + counts[span]
+        for r in range((end + RANGE - 1) // RANGE):
+            if _leader(pages, first_page, offsets, span, r) < span:
+                continue
+            listed, start, other_begin = row, r * RANGE, begin
+            for other in range(span, offsets.size):
+                if other == span or _leader(pages, first_page, offsets, other, r) == span:
+                    for t in range(counts[other]):
+                        if offsets[other] + t >= start:
+                            rows[row] = other_begin + t
+                            row += 1
+                other_begin += counts[other]
+            shared = (r + 1) * RANGE <= offsets[span]
+            at = listed
+            while at < row:
+                size = min(tile, row - at)
+                # of one span alone unless shared, so the last token of the tile is the latest
+                last = start + RANGE if shared else offsets[span] + rows[at + size - 1] - begin + 1
+                for i in range(size):
+                    parts[rows[at + i], r] = part + i
+                tasks[task, FIRST_PAGE] = first_page[span] + r * RANGE_PAGES
+                tasks[task, FIRST_KEY] = start
+                tasks[task, KEYS] = min(RANGE, last - start)
+                tasks[task, FIRST_ROW] = at
+                tasks[task, ROW_COUNT] = size
+                tasks[task, FIRST_PART] = part
+                part += size
+                at += size
+                task += 1
+        begin += counts[span]
+    return task, part
+
+
+@inner
+def _leader(pages, first_page, offsets, span, r):
+    """The first span whose range r lies in the same pages, if it is past for both; else the span itself."""
+    if (r + 1) * RANGE > offsets[span]:
+        return span
+    for other in range(span):
+        if (r + 1) * RANGE > offsets[other]:
+            continue
+        same = True
+        for p in range(r * RANGE_PAGES, (r + 1) * RANGE_PAGES):
+            if pages[first_page[other] + p] != pages[first_page[span] + p]:
+                same = False
+                break
+        if same:
+            return other
+    return span
+
+
+def scratch_floats(head_dim: int) -> int:
+    """Floats of scratch that `attend` needs."""
+    padded = (head_dim + WIDTH - 1) // WIDTH * WIDTH
+    return ROWS * (head_dim + RANGE + padded) + padded * WIDTH
+
+
+@kernel
+def attend_pages(worker, sync, pages, tasks, rows, parts, positions, q, heads, dim, data, layer, kv_heads, slots, window, scale, cap, partial, out, scratch):
+    """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat."""
+    tokens, stride = positions.size, heads * (dim + 2)
+    chunks = tasks.shape[0] * kv_heads
+    while True:
+        ticket = draw(sync)
+        stage, chunk = stage_of(ticket), chunk_of(ticket)
+        if stage == 0 and chunk < chunks:
+            head = chunk % kv_heads
+            keys = (layer * 2 * kv_heads + head) * slots * dim
+            attend(
+                tasks[chunk // kv_heads], pages, rows, positions, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
+                keys + kv_heads * slots * dim, dim, window, scale, cap, partial, stride, scratch,
+            )  # fmt: skip
+        elif stage == 1 and chunk < tokens:
+            merge(parts, chunk, partial, stride, heads, dim, out, chunk * heads * dim)
+        elif stage > 1:
+            return
+        else:
+            next_stage(sync, worker, stage, chunks + stage * tokens)
+            continue
+        finish_chunk(sync)
+
+
+@inner
+def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, scale, cap, out, out_stride, scratch):
+    """Partial results of one task for the `group` query heads from `q_head` on, which share a key head.
+
+    q [T, q_stride], heads side by side. data: the flat pool; keys_at, values_at: where slot 0 of this layer and head begins.
+    window 0: none; cap 0: none. out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
+    """
+    first, keys, count = task[FIRST_KEY], task[KEYS], task[ROW_COUNT]
+    queries = count * group
+    padded = (dim + WIDTH - 1) // WIDTH * WIDTH
+    query = scratch[: queries * dim]
+    scores = scratch[ROWS * dim : ROWS * (dim + RANGE)]
+    sums = scratch[ROWS * (dim + RANGE) : ROWS * (dim + RANGE + padded)]
+    panel = scratch[ROWS * (dim + RANGE + padded) :]
+    earliest = keys
+    for i in range(count):
+        t = rows[task[FIRST_ROW] + i]
+        if window > 0:
+            earliest = min(earliest, max(0, positions[t] - window + 1 - first))
+        else:
+            earliest = 0
+        for j in range(group * dim):
+            query[i * group * dim + j] = q[t * q_stride + q_head * dim + j]
+    for i in range(queries * padded):
+        sums[i] = 0.0
+    begin, stop = earliest // PAGE, (keys + PAGE - 1) // PAGE
+    for p in range(begin, stop):
+        slot = pages[task[FIRST_PAGE] + p] * PAGE
+        transpose_page(data, keys_at + slot * dim, dim, dim // LANES, panel)
+        for i in range(queries):
+            for j in range(PAGE):
+                scores[i * RANGE + p * PAGE + j] = 0.0
+        multiply(panel, 0, WIDTH, query, 0, dim, dim, scores, p * PAGE, RANGE, queries)
+    for i in range(count):
+        t = rows[task[FIRST_ROW] + i]
+        high = min(keys, positions[t] - first + 1)
+        low = max(0, positions[t] - window + 1 - first) if window > 0 else 0
+        for g in range(group):
+            at = (i * group + g) * RANGE
+            place = (task[FIRST_PART] + i) * out_stride + (q_head + g) * (dim + 2) + dim
+            _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, scale, cap, out, place)
+    for p in range(begin, stop):
+        slot = pages[task[FIRST_PAGE] + p] * PAGE
+        _add_values(data, values_at + slot * dim, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
+    for i in range(queries):
+        place = (task[FIRST_PART] + i // group) * out_stride + (q_head + i % group) * (dim + 2)
+        for j in range(dim):
+            out[place + j] = sums[i * padded + j]
+
+
+@inner
+def _softmax(scores, at, begin, stop, low, high, scale, cap, out, place):
+    """Scores at begin..stop become exponentials, 0 outside low..high; their maximum and sum go to out[place], out[place + 1]."""
+    if high <= low:
+        for j in range(begin, stop):
+            scores[at + j] = 0.0
+        out[place], out[place + 1] = -np.inf, 0.0
+        return
+    for j in range(begin, stop):
+        scores[at + j] *= scale
+    octets = (stop - begin) // LANES
+    if cap > 0.0:
+        cap_all(scores, at + begin, octets, cap)
+    for j in range(begin, low):
+        scores[at + j] = -np.inf
+    for j in range(high, stop):
+        scores[at + j] = -np.inf
+    largest = largest_of(scores, at + begin, octets)
+    out[place] = largest
+    out[place + 1] = exponentials_of(scores, at + begin, octets, largest)
+
+
+@inner
+def _add_values(data, values_at, dim, padded, count, scores, scores_at, sums, panel, queries):
+    """sums[i, 0:D] += probabilities of `count` keys times their values, a page of the pool read in place where it can be."""
+    if data.itemsize == 4 and padded == dim:
+        for d in range(0, dim, WIDTH):
+            multiply(data, values_at + d, dim, scores, scores_at, RANGE, count, sums, d, padded, queries)
+        return
+    for j in range(count):
+        for d in range(dim, padded):
+            panel[j * padded + d] = 0.0
+        widen_row(data, values_at + j * dim, dim // LANES, panel, j * padded)
+    for d in range(0, padded, WIDTH):
+        multiply(panel, d, padded, scores, scores_at, RANGE, count, sums, d, padded, queries)
+
+
+@inner
+def merge(parts, token, partial, stride, heads, dim, out, out_at):
+    """out[0 : heads*dim] = attention of a token over all ranges it has a partial result for."""
+    for head in range(heads):
+        at = head * (dim + 2)
+        largest = np.float32(-np.inf)
+        for r in range(parts.shape[1]):
+            if parts[token, r] >= 0:
+                largest = max(largest, partial[parts[token, r] * stride + at + dim])
+        total = np.float32(0.0)
+        for j in range(dim):
+            out[out_at + head * dim + j] = 0.0
+        for r in range(parts.shape[1]):
+            if parts[token, r] >= 0:
+                place = parts[token, r] * stride + at
+                weight = np.float32(math.exp(partial[place + dim] - largest))
+                total += weight * partial[place + dim + 1]
+                for j in range(dim):
+                    out[out_at + head * dim + j] += weight * partial[place + j]
+        for j in range(dim):
+            out[out_at + head * dim + j] /= total
+
+
+@inner
+def store(data, at, row, row_at, dim):
+    """Writes `dim` float32 numbers to the pool: as they are, or as bfloat16 rounded to nearest even."""
+    if data.itemsize == 4:
+        for j in range(dim):
+            data[at + j] = row[row_at + j]
+        return
+    bits = row.view(np.uint32)
+    for j in range(dim):
+        b = bits[row_at + j]
+        if b & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
+            data[at + j] = np.uint16(0x7FC0)
+        else:
+            data[at + j] = np.uint16((b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))

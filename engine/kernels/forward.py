@@ -1,0 +1,323 @@
+"""A whole forward of a quantised decoder as one kernel, run side by side by several workers (see sync.py).
+
+    embed | per layer: norm, qkv, rotary and KV write, attention tasks, merge, output matrix, [norm], norm, gate and up, down, [norm] | norm, head
+
+Each is a stage whose chunks (rows, blocks of 32 outputs, tasks of attention) are independent of one another. Every chunk is
+computed by the same code in the same order for any number of tokens, so a row of logits depends on its own tokens alone: bit
+for bit the same for one token, a draft of eight, a batch of sixteen or a prefill of hundreds.
+Knows nothing of requests or of how weights were quantised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agentkit.engine.kernels.attention import attend, merge, store
+from agentkit.engine.kernels.library import inner, kernel
+from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
+from agentkit.engine.kernels.rows import add_norm, gate, norm, rotate, turn_table
+from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
+from agentkit.engine.kernels.tiles import WIDTH, cap_all
+
+COLUMNS = 96  # tokens that share a dequantised panel
+STAGES = 11  # per layer
+NORM, QKV, TURN, ATTEND, MERGE, OUT, OUT_NORM, NORM_MLP, GATE_UP, DOWN, DOWN_NORM = range(STAGES)
+
+# table of weights: one line per matrix (four per layer, the head last), then columns
+KIND, CODES, SCALES_AT, GROUPS, BLOCKS, BIAS, MATRIX_COLUMNS = 0, 1, 2, 3, 4, 5, 6
+M_QKV, M_OUT, M_GATE_UP, M_DOWN, MATRICES = 0, 1, 2, 3, 4
+# table of layers: offsets of norms in `floats` (-1: none), then window (0: none) and rotary embedding
+BEFORE_ATTENTION, BEFORE_MLP, QK_NORM, AFTER_ATTENTION, AFTER_MLP, WINDOW, ROPE, LAYER_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
+
+
+class Shape(NamedTuple):
+    """Sizes of a decoder; hidden_, heads_, inner_ and qkv_stride are rounded up to whole groups of 32."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    activation: int
+    ropes: int
+    final_norm: int
+    hidden_stride: int
+    heads_stride: int
+    inner_stride: int
+    qkv_stride: int
+
+
+class Constants(NamedTuple):
+    """eps of norms, factor of embeddings, scale of q.k, soft caps of attention and logits (0: none); all float32."""
+
+    eps: Any
+    embed_scale: Any
+    scale: Any
+    attention_cap: Any
+    logit_cap: Any
+
+
+class Weights(NamedTuple):
+    """codes uint8 and scales uint16 (half precision) of all matrices; floats: norms and biases; see the tables above.
+
+    frequencies [ropes * D/2], factors [ropes] of the rotary embeddings. embedding [V, E] float32.
+    """
+
+    matrices: Any
+    layers: Any
+    codes: Any
+    scales: Any
+    floats: Any
+    frequencies: Any
+    factors: Any
+    embedding: Any
+
+
+class Batch(NamedTuple):
+    """ids, positions, slots [T]; chosen [N]: rows whose logits are wanted; the tables of attention.plan."""
+
+    ids: Any
+    positions: Any
+    slots: Any
+    chosen: Any
+    pages: Any
+    tasks: Any
+    rows: Any
+    parts: Any
+
+
+class Work(NamedTuple):
+    """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D]."""
+
+    residual: Any
+    normed: Any
+    qkv: Any
+    attended: Any
+    inner: Any
+    partial: Any
+    turns: Any
+    logits: Any
+
+
+@kernel
+def forward(worker, sync, shape, constants, weights, batch, work, data, slots, scratch):
+    """One worker's share of a forward. data: the flat pool of `slots` slots; scratch: this worker's own floats."""
+    last = 1 + STAGES * shape.layers + 2
+    begun, before = -1, 0  # the newest stage that this worker knows of, and the chunks of all up to it
+    while True:
+        ticket = draw(sync)
+        stage, chunk = stage_of(ticket), chunk_of(ticket)
+        if stage >= last:
+            return
+        count = _chunks(stage, shape, weights, batch)
+        if chunk < count:
+            _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch)
+            finish_chunk(sync)
+            continue
+        if stage > begun:
+            begun = stage
+            before += count
+        next_stage(sync, worker, stage, before)
+
+
+@kernel
+def project(worker, sync, weights, matrix, x, x_stride, out, scratch):
+    """One worker's share of out [T, outputs of the matrix] = x [T, x_stride] @ matrix, both flat."""
+    rows, blocks = x.size // x_stride, weights.matrices[matrix, BLOCKS]
+    chunks = blocks * _tiles(rows)
+    while True:
+        ticket = draw(sync)
+        if stage_of(ticket) > 0:
+            return
+        if chunk_of(ticket) < chunks:
+            _project(weights, matrix, chunk_of(ticket), x, x_stride, rows, out, 0, blocks * WIDTH, False, scratch)
+            finish_chunk(sync)
+        else:
+            next_stage(sync, worker, 0, chunks)
+
+
+@inner
+def _tiles(rows):
+    return (rows + COLUMNS - 1) // COLUMNS
+
+
+@inner
+def _chunks(stage, shape, weights, batch):
+    tokens, chosen = batch.ids.size, batch.chosen.size
+    if stage == 0:
+        return tokens
+    if stage == 1 + STAGES * shape.layers:
+        return chosen
+    if stage > STAGES * shape.layers:
+        return weights.matrices[MATRICES * shape.layers, BLOCKS] * _tiles(chosen)
+    layer, part = (stage - 1) // STAGES, (stage - 1) % STAGES
+    rest = chosen if layer == shape.layers - 1 else tokens  # rows that go on after attention
+    if part == NORM or part == TURN:
+        return tokens
+    if part == QKV:
+        return weights.matrices[MATRICES * layer + M_QKV, BLOCKS] * _tiles(tokens)
+    if part == ATTEND:
+        return batch.tasks.shape[0] * shape.kv_heads if rest > 0 else 0
+    if part == MERGE or part == NORM_MLP:
+        return rest
+    if part == OUT_NORM:
+        return rest if weights.layers[layer, AFTER_ATTENTION] >= 0 else 0
+    if part == DOWN_NORM:
+        return rest if weights.layers[layer, AFTER_MLP] >= 0 else 0
+    if part == OUT:
+        return weights.matrices[MATRICES * layer + M_OUT, BLOCKS] * _tiles(rest)
+    if part == GATE_UP:
+        return weights.matrices[MATRICES * layer + M_GATE_UP, BLOCKS] // 2 * _tiles(rest)
+    return weights.matrices[MATRICES * layer + M_DOWN, BLOCKS] * _tiles(rest)
+
+
+@inner
+def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch):
+    """One chunk of one stage."""
+    if stage == 0:
+        _embed(chunk, shape, constants, weights, batch, work)
+        return
+    tail = work.residual.size // 2  # rows that are wanted at the end move there in the last layer
+    if stage == 1 + STAGES * shape.layers:
+        at = chunk * shape.hidden_stride
+        norm(work.residual, tail + at, shape.hidden, weights.floats, shape.final_norm, constants.eps, work.normed, at)
+        return
+    if stage > STAGES * shape.layers:
+        _head(chunk, shape, constants, weights, batch, work, scratch)
+        return
+    layer, part = (stage - 1) // STAGES, (stage - 1) % STAGES
+    final = layer == shape.layers - 1
+    stream = tail if final else 0
+    rest = batch.chosen.size if final else batch.ids.size
+    table = weights.layers[layer]
+    matrix = MATRICES * layer
+    at = chunk * shape.hidden_stride
+    if part == NORM:
+        norm(work.residual, at, shape.hidden, weights.floats, table[BEFORE_ATTENTION], constants.eps, work.normed, at)
+    elif part == QKV:
+        _project(weights, matrix + M_QKV, chunk, work.normed, shape.hidden_stride, batch.ids.size, work.qkv, 0, shape.qkv_stride, False, scratch)
+    elif part == TURN:
+        _turn(chunk, layer, shape, constants, weights, batch, work, data, slots)
+    elif part == ATTEND:
+        _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, scratch)
+    elif part == MERGE:
+        token = batch.chosen[chunk] if final else chunk
+        merge(batch.parts, token, work.partial, shape.heads * (shape.head_dim + 2), shape.heads, shape.head_dim, work.attended, chunk * shape.heads_stride)
+        if final:
+            for i in range(shape.hidden_stride):
+                work.residual[tail + at + i] = work.residual[token * shape.hidden_stride + i]
+    elif part == OUT:
+        if table[AFTER_ATTENTION] >= 0:
+            _project(weights, matrix + M_OUT, chunk, work.attended, shape.heads_stride, rest, work.normed, 0, shape.hidden_stride, False, scratch)
+        else:
+            _project(weights, matrix + M_OUT, chunk, work.attended, shape.heads_stride, rest, work.residual, stream, shape.hidden_stride, True, scratch)
+    elif part == OUT_NORM:
+        add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_ATTENTION], constants.eps, work.residual, stream + at)
+    elif part == NORM_MLP:
+        norm(work.residual, stream + at, shape.hidden, weights.floats, table[BEFORE_MLP], constants.eps, work.normed, at)
+    elif part == GATE_UP:
+        _gate_up(weights, matrix + M_GATE_UP, chunk, shape, rest, work, scratch)
+    elif part == DOWN:
+        if table[AFTER_MLP] >= 0:
+            _project(weights, matrix + M_DOWN, chunk, work.inner, shape.inner_stride, rest, work.normed, 0, shape.hidden_stride, False, scratch)
+        else:
+            _project(weights, matrix + M_DOWN, chunk, work.inner, shape.inner_stride, rest, work.residual, stream, shape.hidden_stride, True, scratch)
+    else:
+        add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_MLP], constants.eps, work.residual, stream + at)
+
+
+@inner
+def _embed(token, shape, constants, weights, batch, work):
+    at = token * shape.hidden_stride
+    for i in range(shape.hidden):
+        work.residual[at + i] = weights.embedding[batch.ids[token], i] * constants.embed_scale
+    half = shape.head_dim // 2
+    for rope in range(shape.ropes):
+        place = (rope * batch.ids.size + token) * shape.head_dim
+        turn_table(batch.positions[token], weights.frequencies, rope * half, half, weights.factors[rope], work.turns, place)
+
+
+@inner
+def _columns(weights, matrix, index, first, x, x_stride, columns, acc, panel):
+    """acc[c, 0:32] = x[first + c] @ block `index` of a matrix."""
+    m = weights.matrices[matrix]
+    kind, groups = m[KIND], m[GROUPS]
+    codes, scales = m[CODES] + index * groups * CODE_BYTES[kind], m[SCALES_AT] + index * groups * SCALES[kind]
+    block(kind, weights.codes, codes, weights.scales, scales, groups, x, first * x_stride, x_stride, columns, acc, panel)
+    if m[BIAS] >= 0:
+        for c in range(columns):
+            for j in range(WIDTH):
+                acc[c * WIDTH + j] += weights.floats[m[BIAS] + index * WIDTH + j]
+
+
+@inner
+def _project(weights, matrix, chunk, x, x_stride, rows, out, out_at, out_stride, add, scratch):
+    """out[r, block] = or += x[r] @ one block, for the rows of this chunk."""
+    blocks = weights.matrices[matrix, BLOCKS]
+    index, first = chunk % blocks, chunk // blocks * COLUMNS
+    columns = min(COLUMNS, rows - first)
+    _columns(weights, matrix, index, first, x, x_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
+    for c in range(columns):
+        at = out_at + (first + c) * out_stride + index * WIDTH
+        if add:
+            for j in range(WIDTH):
+                out[at + j] += scratch[c * WIDTH + j]
+        else:
+            for j in range(WIDTH):
+                out[at + j] = scratch[c * WIDTH + j]
+
+
+@inner
+def _gate_up(weights, matrix, chunk, shape, rows, work, scratch):
+    """Blocks of gate and up lie alternately, so that a chunk has both halves of its outputs."""
+    blocks = weights.matrices[matrix, BLOCKS] // 2
+    index, first = chunk % blocks, chunk // blocks * COLUMNS
+    columns = min(COLUMNS, rows - first)
+    gates, ups, panel = scratch[: COLUMNS * WIDTH], scratch[COLUMNS * WIDTH : 2 * COLUMNS * WIDTH], scratch[2 * COLUMNS * WIDTH :]
+    _columns(weights, matrix, 2 * index, first, work.normed, shape.hidden_stride, columns, gates, panel)
+    _columns(weights, matrix, 2 * index + 1, first, work.normed, shape.hidden_stride, columns, ups, panel)
+    for c in range(columns):
+        gate(shape.activation, gates, ups, c * WIDTH, work.inner, (first + c) * shape.inner_stride + index * WIDTH)
+
+
+@inner
+def _turn(token, layer, shape, constants, weights, batch, work, data, slots):
+    """Norms and rotates q and k of one token, and writes k and v to their slot."""
+    dim, at = shape.head_dim, token * shape.qkv_stride
+    table = (weights.layers[layer, ROPE] * batch.ids.size + token) * dim
+    qk_norm = weights.layers[layer, QK_NORM]
+    for head in range(shape.heads + shape.kv_heads):
+        place = at + head * dim
+        if qk_norm >= 0:
+            norm(work.qkv, place, dim, weights.floats, qk_norm + head * dim, constants.eps, work.qkv, place)
+        rotate(work.qkv, place, work.turns, table, dim // 2)
+    for part in range(2):
+        for head in range(shape.kv_heads):
+            row = at + (shape.heads + part * shape.kv_heads + head) * dim
+            store(data, (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * dim, work.qkv, row, dim)
+
+
+@inner
+def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, scratch):
+    head, dim, group = chunk % shape.kv_heads, shape.head_dim, shape.heads // shape.kv_heads
+    keys = (layer * 2 * shape.kv_heads + head) * slots * dim
+    values = keys + shape.kv_heads * slots * dim
+    attend(
+        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, work.qkv, shape.qkv_stride, head * group, group, data, keys, values,
+        dim, weights.layers[layer, WINDOW], constants.scale, constants.attention_cap, work.partial, shape.heads * (dim + 2), scratch,
+    )  # fmt: skip
+
+
+@inner
+def _head(chunk, shape, constants, weights, batch, work, scratch):
+    matrix = MATRICES * shape.layers
+    blocks = weights.matrices[matrix, BLOCKS]
+    index, first = chunk % blocks, chunk // blocks * COLUMNS
+    columns = min(COLUMNS, batch.chosen.size - first)
+    _columns(weights, matrix, index, first, work.normed, shape.hidden_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
+    if constants.logit_cap > 0:
+        cap_all(scratch, 0, columns * WIDTH // 8, constants.logit_cap)
+    for c in range(columns):
+        for j in range(min(WIDTH, shape.vocabulary - index * WIDTH)):
+            work.logits[first + c, index * WIDTH + j] = scratch[c * WIDTH + j]

@@ -1,0 +1,37 @@
+"""How the engine's kernels are compiled: one library in the kernel cache, and whether this machine can run them.
+
+Kernels release the GIL and never allocate Python objects. `inner` functions may fuse a product with a sum, but never reorder sums: what
+a row yields depends on nothing beside it. Infinities and NaN keep their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+
+from agentkit.grammars.jit import KernelLibrary
+
+ENGINE = KernelLibrary("engine", Path(__file__).parent)
+kernel = ENGINE.kernel
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that only kernels call."""
+    flags = {"contract"}
+    return njit(nogil=True, boundscheck=False, fastmath=flags, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload, no-any-return]
+
+
+@cache
+def supported() -> bool:
+    """Can this processor run the kernels fast? They are written for registers of eight floats and fused multiply-adds."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return False
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    return all(features.get(name, False) for name in ("avx2", "fma", "f16c"))

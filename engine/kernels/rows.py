@@ -1,0 +1,60 @@
+"""What happens to single rows between the matrices: embedding, norms, rotary positions, activations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from agentkit.engine.kernels.library import inner
+from agentkit.engine.kernels.tiles import LANES, WIDTH, gate_gelu_tanh, gate_silu, squares_of
+
+SILU, GELU_TANH, GELU = 0, 1, 2
+
+
+@inner
+def norm(x, x_at, size, weight, weight_at, eps, out, out_at):
+    """RMS norm of x[0:size] times weight[0:size]. Beyond `size` both rows are zero up to a multiple of 8."""
+    scale = np.float32(1.0) / np.float32(math.sqrt(squares_of(x, x_at, (size + LANES - 1) // LANES) / np.float32(size) + eps))
+    for i in range(size):
+        out[out_at + i] = x[x_at + i] * scale * weight[weight_at + i]
+
+
+@inner
+def add_norm(y, y_at, size, weight, weight_at, eps, x, x_at):
+    """x += RMS norm of y, the outer norm of a sandwich."""
+    scale = np.float32(1.0) / np.float32(math.sqrt(squares_of(y, y_at, (size + LANES - 1) // LANES) / np.float32(size) + eps))
+    for i in range(size):
+        x[x_at + i] += y[y_at + i] * scale * weight[weight_at + i]
+
+
+@inner
+def turn_table(position, frequencies, first, half, factor, out, out_at):
+    """Cosines, then sines, of one position for one rotary embedding: out[0:half], out[half:2*half]."""
+    for i in range(half):
+        angle = np.float32(position) * frequencies[first + i]
+        out[out_at + i] = np.float32(math.cos(angle)) * factor
+        out[out_at + half + i] = np.float32(math.sin(angle)) * factor
+
+
+@inner
+def rotate(x, at, table, table_at, half):
+    """One head in place: halves (a, b) -> (a cos - b sin, b cos + a sin)."""
+    for i in range(half):
+        a, b = x[at + i], x[at + half + i]
+        cos, sin = table[table_at + i], table[table_at + half + i]
+        x[at + i] = a * cos - b * sin
+        x[at + half + i] = b * cos + a * sin
+
+
+@inner
+def gate(kind, gates, ups, at, out, out_at):
+    """out[0:32] = activation(gates[at:at+32]) * ups[at:at+32]."""
+    if kind == SILU:
+        gate_silu(gates, at, ups, at, WIDTH // LANES, out, out_at)
+    elif kind == GELU_TANH:
+        gate_gelu_tanh(gates, at, ups, at, WIDTH // LANES, out, out_at)
+    else:
+        for i in range(WIDTH):
+            x = gates[at + i]
+            out[out_at + i] = x * np.float32(0.5) * (np.float32(1.0) + np.float32(math.erf(x * np.float32(math.sqrt(0.5))))) * ups[at + i]

@@ -1,0 +1,97 @@
+"""What `weights=` means: a loaded model in the representation asked for.
+
+"fp32" is the reference. "fp16" packs half-precision matrices. "int8" and "int4" hold blocks of 8 or 4 bits with float32
+activations: blocks of a GGUF file (Q4_0, Q4_1, Q8_0) are taken as they are, which makes the model exactly the one in the file;
+other matrices are rounded to 8 bits, or with "int4" to 4 (the embedding and the head to 8, as GGUF files do).
+Knows nothing of requests or pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentkit.engine.kernels.library import supported
+from agentkit.engine.kernels.repack import Q8_0
+from agentkit.engine.models.decoder import Decoder, Dense
+from agentkit.engine.models.gguf_file import GgufFile, GgufTensor
+from agentkit.engine.models.loader import LoadedModel
+from agentkit.engine.weights.blocks import KINDS, Blocks, eight_bits, four_bits
+from agentkit.engine.weights.half import half_precision
+from agentkit.engine.weights.packed import PackedDecoder, Part, packable
+from agentkit.errors import EngineError
+
+_STACKED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
+    """The same model with its matrices as `weights` says; "auto": int8 where this processor runs it fast, else as loaded.
+
+    Raises EngineError where the representation is not possible.
+    """
+    model = loaded.model
+    if weights == "fp32" or (weights == "auto" and not _fits(model)):
+        return loaded
+    if weights == "fp16":
+        return replace(loaded, model=half_precision(model))
+    if not _fits(model):
+        raise EngineError(f"weights={weights!r}: {_obstacle(model)}; use weights='auto', 'fp32' or 'fp16'")
+    return replace(loaded, model=quantised(model, loaded.gguf, four=weights == "int4"))
+
+
+def quantised(model: Decoder, gguf: Path | None, *, four: bool) -> PackedDecoder:
+    """The decoder in blocks. gguf: path of the file that it was converted from, or None. four: round what is not in blocks to 4 bits."""
+    stored: dict[str, tuple[GgufFile, GgufTensor]] = {}
+    if gguf is not None:
+        file = GgufFile(gguf)
+        stored = {tensor.name: (file, tensor) for tensor in file.tensors}
+    return PackedDecoder(model, _Source(model, stored, four).part)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the blocks of each matrix come from."""
+
+    model: Decoder
+    stored: dict[str, tuple[GgufFile, GgufTensor]] = field(repr=False)
+    four: bool
+
+    def part(self, layer: int, name: str) -> Part:
+        if layer < 0:
+            linear, names = self.model.head, ["model.embed_tokens.weight" if self.model.config.tie_embeddings else "lm_head.weight"]
+        else:
+            linear, names = getattr(self.model.layers[layer], name), [f"model.layers.{layer}.{part}.weight" for part in _STACKED[name]]
+        found = [self.stored.get(n) for n in names]
+        if all(f is not None and f[1].kind in KINDS for f in found):
+            blocks = [_as_stored(file, tensor) for file, tensor in (f for f in found if f is not None)]
+            if len({b.kind == Q8_0 for b, _ in blocks}) == 1:
+                return Part([b for b, _ in blocks], [order for _, order in blocks])
+        assert isinstance(linear, Dense)
+        rounded: Callable[..., Blocks] = four_bits if self.four and layer >= 0 else eight_bits
+        return Part([rounded(linear.weight.float().numpy())], [None])
+
+
+def _as_stored(file: GgufFile, tensor: GgufTensor) -> tuple[Blocks, npt.NDArray[np.int64] | None]:
+    return Blocks(KINDS[tensor.kind], file.blocks(tensor), tensor.shape[1]), file.row_order(tensor)
+
+
+def _fits(model: Decoder) -> bool:
+    return not _obstacle(model)
+
+
+def _obstacle(model: Decoder) -> str:
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return f"blocks are made of float32 matrices on the CPU, and this model is {model.dtype} on {model.device}"
+    if not supported():
+        return "this processor (or numba's setting NUMBA_DISABLE_JIT) lacks what the kernels need: AVX2, FMA and F16C"
+    return "" if packable(model.config) else "the shape of this model's heads does not fit the kernels"

@@ -1,0 +1,217 @@
+"""A decoder whose matrices are blocks of 8 or 4 bits, with the whole forward in one kernel on the CPU.
+
+Input: a plain `Decoder`, and where there are any the blocks that its matrices were stored as (taken unchanged: the model is then
+exactly the one in the file). Same contract as `Decoder.forward`. With a BatchAttention over a pool on the CPU one kernel does
+everything; with any other `attend` the same matrices serve as the linear layers of the plain decoder. This module knows nothing
+of files, requests or pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentkit.engine.attention import BatchAttention
+from agentkit.engine.kernels import forward as f
+from agentkit.engine.kernels.attention import ROWS, scratch_floats
+from agentkit.engine.kernels.linear import CODE_BYTES, DEPTH, EIGHT, FOUR, SCALES
+from agentkit.engine.kernels.repack import Q8_0, repack
+from agentkit.engine.kernels.rows import GELU, GELU_TANH, SILU
+from agentkit.engine.kernels.team import TEAM
+from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH
+from agentkit.engine.models.config import ModelConfig
+from agentkit.engine.models.decoder import Attend, Decoder, RowSelection
+from agentkit.engine.weights.blocks import Blocks
+from agentkit.errors import EngineError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
+_NAMES = ("qkv", "out", "gate_up", "down")
+_MATRIX_SCRATCH = (2 * f.COLUMNS + DEPTH * GROUP) * WIDTH
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of a decoder's matrices as blocks: sources stacked along the outputs, in the order of `Decoder`'s fused layers.
+
+    orders: for each source, which of its output rows each of its rows is (None: as they come).
+    """
+
+    sources: Sequence[Blocks]
+    orders: Sequence[Array | None]
+
+
+class PackedLinear:
+    """One of the matrices as a linear layer: x [T, in] float32 -> [T, out]."""
+
+    def __init__(self, tables: f.Weights, matrix: int, columns: int, rows: Array) -> None:
+        """columns: in; rows [out]: which output of the packed matrix is each output of this layer."""
+        self._tables, self._matrix, self._columns, self._rows = tables, matrix, columns, rows
+        self._plain = bool((rows == np.arange(rows.size)).all())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        line = self._tables.matrices[self._matrix]
+        padded = np.zeros((x.shape[0], int(line[f.GROUPS]) * GROUP), np.float32)
+        padded[:, : self._columns] = x.numpy()
+        out = np.empty((x.shape[0], int(line[f.BLOCKS]) * WIDTH), np.float32)
+        TEAM.run(f.project, torch.get_num_threads(), _MATRIX_SCRATCH, self._tables, self._matrix, padded.ravel(), padded.shape[1], out.ravel())
+        return torch.from_numpy(out[:, : self._rows.size] if self._plain else out[:, self._rows])
+
+
+class PackedDecoder(Decoder):
+    """See the module. `workers`: threads that compute."""
+
+    def __init__(self, plain: Decoder, parts: Callable[[int, str], Part], workers: int | None = None) -> None:
+        """parts(layer, name): the matrix `name` ("qkv", "out", "gate_up", "down") of a layer; (-1, "head") is the head."""
+        self._tables, orders = _pack(plain, parts)
+        linears = [PackedLinear(self._tables, i, columns, rows) for i, (columns, rows) in enumerate(orders)]
+        layers = []
+        for i, layer in enumerate(plain.layers):
+            qkv, out, gate_up, down = linears[i * f.MATRICES :][: f.MATRICES]
+            layers.append(replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down))
+        super().__init__(plain.config, plain.embedding, layers, plain.final_norm, linears[-1])
+        self.workers = workers or torch.get_num_threads()
+        self._shape, self._constants = _shape(self.config, self._tables), _constants(self.config)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return int(self._tables.codes.nbytes + self._tables.scales.nbytes)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: RowSelection = None) -> torch.Tensor:
+        plan = attend.plan(self.config.num_heads // self.config.num_kv_heads) if isinstance(attend, BatchAttention) else None
+        if plan is None:
+            return super().forward(token_ids, positions, attend, logits_for)
+        ids = token_ids.numpy()
+        chosen = np.arange(ids.size)
+        if logits_for is not None:
+            chosen = chosen[logits_for if isinstance(logits_for, slice) else logits_for.numpy()]
+        batch = f.Batch(ids, positions.numpy(), plan.slots, chosen, plan.pages, plan.tasks, plan.rows, plan.parts)
+        work = self._work(ids.size, chosen.size, plan.partials)
+        scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
+        TEAM.run(f.forward, self.workers, scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
+        return torch.from_numpy(work.logits)
+
+    __call__ = forward
+
+    def _work(self, tokens: int, chosen: int, partials: int) -> f.Work:
+        s = self._shape
+
+        def zeros(*shape: int) -> Array:
+            return np.zeros(int(np.prod(shape)), np.float32)
+
+        return f.Work(
+            residual=zeros(2, tokens, s.hidden_stride),
+            normed=zeros(tokens, s.hidden_stride),
+            qkv=zeros(tokens, s.qkv_stride),
+            attended=zeros(tokens, s.heads_stride),
+            inner=zeros(tokens, s.inner_stride),
+            partial=zeros(partials, s.heads * (s.head_dim + 2)),
+            turns=zeros(s.ropes, tokens, s.head_dim),
+            logits=np.empty((chosen, s.vocabulary), np.float32),
+        )
+
+
+def _pack(plain: Decoder, parts: Callable[[int, str], Part]) -> tuple[f.Weights, list[tuple[int, Array]]]:
+    """The tables of the kernel; and of each matrix its inputs and which packed output each of its outputs is."""
+    places = [(i, name) for i in range(len(plain.layers)) for name in _NAMES] + [(-1, "head")]
+    floats = _Floats()
+    layers = np.array([_layer_line(plain, i, floats) for i in range(len(plain.layers))], np.int64)
+    lines, orders, loaded = [], [], []
+    codes_at = scales_at = 0
+    for layer, name in places:
+        part = parts(layer, name)
+        kind = EIGHT if part.sources[0].kind == Q8_0 else FOUR
+        if any((EIGHT if s.kind == Q8_0 else FOUR) != kind or s.columns != part.sources[0].columns for s in part.sources):
+            raise EngineError(f"the parts of {name} in layer {layer} differ in width or in bits; quantise them alike")
+        groups, order, blocks = part.sources[0].groups, *_order(name, part)
+        bias = getattr(plain.layers[layer], name).bias if layer >= 0 else plain.head.bias  # type: ignore[attr-defined]
+        lines.append([kind, codes_at, scales_at, groups, blocks, floats.spread(bias, order, blocks * WIDTH)])
+        orders.append((part.sources[0].columns, order))
+        loaded.append(part)
+        codes_at += blocks * groups * CODE_BYTES[kind]
+        scales_at += blocks * groups * SCALES[kind]
+    codes, scales = np.zeros(codes_at, np.uint8), np.zeros(scales_at, np.uint16)
+    for line, part, (_, order) in zip(lines, loaded, orders, strict=True):
+        first = 0
+        for source, own in zip(part.sources, part.orders, strict=True):
+            target = order[first : first + source.rows]
+            moved = target if own is None else target[own]
+            if repack(source.kind, source.raw, moved, 0, source.groups, codes, line[f.CODES], scales, line[f.SCALES_AT]):
+                raise EngineError("weights: a Q4_0 block's scale is too large for half precision; use weights='fp32'")
+            first += source.rows
+    final = floats.add(plain.final_norm)
+    assert final >= 0
+    ropes = plain.config.ropes
+    frequencies = np.array([rope.inverse_frequencies for rope in ropes], np.float32).ravel()
+    factors = np.array([rope.attention_factor for rope in ropes], np.float32)
+    tables = f.Weights(np.array(lines, np.int64), layers, codes, scales, floats.array(), frequencies, factors, plain.embedding.numpy())
+    return tables, orders
+
+
+class _Floats:
+    """Norms and biases one after the other."""
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []
+        self.size = 0
+
+    def add(self, values: torch.Tensor | Array | None) -> int:
+        """Where the values begin; -1 for None."""
+        if values is None:
+            return -1
+        flat = np.asarray(values, np.float32).ravel()
+        self._parts.append(flat)
+        self.size += flat.size
+        return self.size - flat.size
+
+    def spread(self, bias: torch.Tensor | None, order: Array, size: int) -> int:
+        """A bias in the order of the packed outputs, 0 elsewhere."""
+        if bias is None:
+            return -1
+        wide = np.zeros(size, np.float32)
+        wide[order] = bias.numpy()
+        return self.add(wide)
+
+    def array(self) -> Array:
+        return np.concatenate(self._parts)
+
+
+def _layer_line(plain: Decoder, index: int, floats: _Floats) -> list[int]:
+    layer, config = plain.layers[index], plain.config
+    norms = (layer.before_attention, layer.before_mlp, layer.qk_norm, layer.after_attention, layer.after_mlp)
+    return [*(floats.add(norm) for norm in norms), config.windows[index] or 0, config.rope_of_layer[index]]
+
+
+def _order(name: str, part: Part) -> tuple[Array, int]:
+    """Which packed output each output of the layer is, and how many blocks there are. gate and up alternate by blocks."""
+    rows = sum(source.rows for source in part.sources)
+    if name != "gate_up":
+        return np.arange(rows), -(-rows // WIDTH)
+    half = np.arange(rows // 2)
+    gate = half // WIDTH * 2 * WIDTH + half % WIDTH
+    return np.concatenate((gate, gate + WIDTH)), 2 * -(-half.size // WIDTH)
+
+
+def _shape(config: ModelConfig, tables: f.Weights) -> f.Shape:
+    inputs = tables.matrices[:, f.GROUPS] * GROUP
+    return f.Shape(
+        layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        vocabulary=config.vocab_size, activation=_ACTIVATIONS[config.activation], ropes=len(config.ropes),
+        final_norm=tables.floats.size - config.hidden_size, hidden_stride=int(inputs[f.M_QKV]), heads_stride=int(inputs[f.M_OUT]),
+        inner_stride=int(inputs[f.M_DOWN]), qkv_stride=int(tables.matrices[f.M_QKV, f.BLOCKS]) * WIDTH,
+    )  # fmt: skip
+
+
+def _constants(config: ModelConfig) -> f.Constants:
+    values = (config.norm_eps, config.embed_scale, config.attention_scale, config.attention_softcap or 0.0, config.logit_softcap or 0.0)
+    return f.Constants(*(np.float32(value) for value in values))
+
+
+def packable(config: ModelConfig) -> bool:
+    """Does the kernel fit this decoder? Heads must be whole vectors, and a key head's group of queries must fit a task."""
+    return config.head_dim % (2 * LANES) == 0 and config.num_heads // config.num_kv_heads <= ROWS
