@@ -139,7 +139,7 @@ class EngineConfig:
     prefix_caching: bool = True
 
     SPECULATION = ("auto", "off")
-    WEIGHTS = ("auto", "fp32", "fp16")
+    WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
     KV = ("auto", "fp32")
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.text import OutputText
-from agentkit.engine.weights.half import half_precision
+from agentkit.engine.weights.choose import with_weights
 from agentkit.errors import ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
@@ -97,8 +97,7 @@ class Engine:
         start = time.perf_counter()
         dtype = "auto" if weights == "auto" else "float32"
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
-        if weights == "fp16":
-            loaded = replace(loaded, model=half_precision(loaded.model))
+        loaded = with_weights(loaded, weights)
         self._loaded = loaded
         self.model_name = loaded.name
         self._wants_bos = _puts_bos(loaded.tokenizer)

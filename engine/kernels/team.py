@@ -1,7 +1,6 @@
 """The threads that run a kernel side by side: the caller's own, and helpers that wait for work.
 
-A kernel that runs here divides its work by sync.py, so helpers that are late or missing (in a forked child there are none) cost
-time only. There is one team per process; two callers take turns. Knows nothing of what the kernels compute.
+A kernel that runs here divides its work by sync.py, so helpers that are late cost time only. There is one team per process; two callers take turns. Knows nothing of what the kernels compute.
 """
 
 from __future__ import annotations
@@ -24,8 +23,12 @@ class Team:
     """Runs kernels on `workers` threads. Scratch of each worker is kept between runs and grows as needed."""
 
     def __init__(self) -> None:
+        self._begin()
+        if hasattr(os, "register_at_fork"):  # the helpers stay in the parent process, and the lock may have been held there
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._jobs: list[SimpleQueue[Callable[[], object]]] = []
         self._scratch: list[Array] = []
 
@@ -35,8 +38,6 @@ class Team:
         scratch: float32 numbers that each worker needs.
         """
         with self._lock:
-            if os.getpid() != self._pid:  # the helpers stayed in the parent process
-                self._pid, self._jobs = os.getpid(), []
             while len(self._jobs) < workers - 1:
                 self._jobs.append(_helper(len(self._jobs) + 1))
             while len(self._scratch) < workers:

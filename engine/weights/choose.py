@@ -40,7 +40,7 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
     Raises EngineError where the representation is not possible.
     """
     model = loaded.model
-    if weights == "fp32" or (weights == "auto" and not _fits(model)):
+    if weights in ("auto", "fp32"):
         return loaded
     if weights == "fp16":
         return replace(loaded, model=half_precision(model))

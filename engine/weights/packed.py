@@ -63,9 +63,9 @@ class PackedLinear:
 
 
 class PackedDecoder(Decoder):
-    """See the module. `workers`: threads that compute."""
+    """See the module. It runs on as many threads as torch is set to."""
 
-    def __init__(self, plain: Decoder, parts: Callable[[int, str], Part], workers: int | None = None) -> None:
+    def __init__(self, plain: Decoder, parts: Callable[[int, str], Part]) -> None:
         """parts(layer, name): the matrix `name` ("qkv", "out", "gate_up", "down") of a layer; (-1, "head") is the head."""
         self._tables, orders = _pack(plain, parts)
         linears = [PackedLinear(self._tables, i, columns, rows) for i, (columns, rows) in enumerate(orders)]
@@ -74,7 +74,6 @@ class PackedDecoder(Decoder):
             qkv, out, gate_up, down = linears[i * f.MATRICES :][: f.MATRICES]
             layers.append(replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down))
         super().__init__(plain.config, plain.embedding, layers, plain.final_norm, linears[-1])
-        self.workers = workers or torch.get_num_threads()
         self._shape, self._constants = _shape(self.config, self._tables), _constants(self.config)
 
     @property
@@ -93,7 +92,7 @@ class PackedDecoder(Decoder):
         batch = f.Batch(ids, positions.numpy(), plan.slots, chosen, plan.pages, plan.tasks, plan.rows, plan.parts)
         work = self._work(ids.size, chosen.size, plan.partials)
         scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
-        TEAM.run(f.forward, self.workers, scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
+        TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
         return torch.from_numpy(work.logits)
 
     __call__ = forward
