@@ -1,6 +1,7 @@
 """The threads that run a kernel side by side: the caller's own, and helpers that wait for work.
 
-A kernel that runs here divides its work by sync.py, so helpers that are late cost time only. There is one team per process; two callers take turns. Knows nothing of what the kernels compute.
+A kernel that runs here divides its work by sync.py, so helpers that are late cost time only. There is one team per process; two
+callers take turns. Knows nothing of what the kernels compute.
 """
 
 from __future__ import annotations
