@@ -25,11 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from agentkit.errors import GrammarError
+from agentkit.errors import GrammarError, GrammarTooComplex
 from agentkit.grammars.effort import checkpoint
 
 OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
 
+MOST = 1 << 30  # repetitions that are counted
 UNBOUNDED = -1  # hi of a repeat, max_properties of an object
 FORMAT = 2  # raised whenever the meaning of a program's integers changes
 DECLARED, ANY = 0, 1  # key orders of MEMBERS
@@ -197,7 +198,11 @@ class Builder:
         return self.alt(self.EPSILON, x)
 
     def repeat(self, x: Node, lo: int = 0, hi: int | None = None) -> Node:
-        """`x` at least `lo` and at most `hi` times (None: no bound). Counts are counters, never unrolled."""
+        """`x` at least `lo` and at most `hi` times (None: no bound). Counts are counters, never unrolled.
+
+        No text is as long as MOST: a higher `hi` is none. Raises GrammarTooComplex for a higher `lo`.
+        """
+        hi = _counted(lo, hi)
         if lo < 0 or (hi is not None and hi < lo):
             raise ValueError(f"repeat {{{lo},{hi}}}: bounds out of order")
         if hi == 0 or x == self.EPSILON:
@@ -273,6 +278,7 @@ class Builder:
         spec = tuple((f.key, f.value, f.required) for f in fields)
         more = tuple((e.key, e.value) for e in extras if self.EMPTY not in (e.key, e.value))
         punctuation = tuple(self.literal(t) if n is None else n for t, n in ((b":", colon), (b",", comma), (b"}", close)))
+        max_properties = _counted(min_properties, max_properties)
         top = UNBOUNDED if max_properties is None else max_properties
         return self._add(OP_MEMBERS, spec, more, order, min_properties, top, *punctuation, tail)
 
@@ -282,6 +288,13 @@ class Builder:
         if missing:
             raise ValueError(f"rules {missing} were reserved but never defined")
         return _encode(self._nodes, [b for b in self._rules if b is not None], root, tuple(self._specials))
+
+
+def _counted(lo: int, hi: int | None) -> int | None:
+    """`hi` as far as it can matter."""
+    if lo > MOST:
+        raise GrammarTooComplex("count", f"something is asked for at least {lo} times, more than {MOST}")
+    return None if hi is not None and hi > MOST else hi
 
 
 def _children(n: tuple[Any, ...]) -> tuple[Node, ...]:

@@ -22,6 +22,13 @@ from agentkit.grammars.frontends.regex_ast import Chars, Repeat, Tree
 from agentkit.grammars.frontends.regex_parser import parse
 from agentkit.grammars.frontends.texts import TextSet
 
+CHARACTERS = 0x110000 - 0x800  # texts of one character
+
+
+def spellable(text: str) -> bool:
+    """Lone surrogates stand for no character, so no UTF-8 text carries them."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
 
 @lru_cache(maxsize=4096)
 def _pattern_tree(pattern: str, pointer: str | None = None) -> Tree:
@@ -118,6 +125,8 @@ class StringFacets:
         """No text is in the set. Exact, but for searches beyond texts.MAX_STATES, which count as non-empty."""
         if self.max_length is not None and self.min_length > self.max_length:
             return True
+        if replace(self, excluded=frozenset()).lengths_only and self.max_length != 0 and len(self.excluded) < CHARACTERS:
+            return False
         return not self.lengths_only and not self._plainly_inhabited() and self.texts.is_empty()
 
     def _plainly_inhabited(self) -> bool:
@@ -141,9 +150,9 @@ class StringFacets:
     def wanted(self) -> list[Tree]:
         return [_pattern_tree(p) for p in sorted(self.patterns)] + [_format_tree(f) for f in sorted(self.formats)]
 
-    def unwanted(self) -> list[Tree]:
+    def unwanted(self, *, excluded: bool = True) -> list[Tree]:
         trees = [_pattern_tree(p) for p in sorted(self.not_patterns)] + [_format_tree(f) for f in sorted(self.not_formats)]
-        if self.excluded:
+        if self.excluded and excluded:
             trees.append(ast.alt(*(ast.seq(*(Chars(CharSet.of(c)) for c in text)) for text in sorted(self.excluded))))
         return trees
 
@@ -191,7 +200,9 @@ def _content(b: Builder, facets: StringFacets, alphabet: Alphabet) -> Node:
         parts.append(lower(b, tree if run is None else run, alphabet))
     if not bounded or not parts:
         parts.append(b.repeat(alphabet.chars(b, SCALARS), lo, hi))
-    parts += [b.complement(lower(b, tree, alphabet)) for tree in facets.unwanted()]
+    parts += [b.complement(lower(b, tree, alphabet)) for tree in facets.unwanted(excluded=False)]
+    if facets.excluded:
+        parts.append(b.complement(b.trie(json_escape(text) for text in facets.excluded if spellable(text))))
     return b.both(*parts)
 
 

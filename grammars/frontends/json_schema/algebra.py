@@ -96,6 +96,7 @@ def product(left: Sequence[Shape], right: Sequence[Shape], types: Types) -> list
     if left is ANYTHING:
         return list(right)
     out: list[Shape] = []
+    most = max(MAX_SHAPES, len(left), len(right))  # a long list alone multiplies nothing
     for a in left:
         for b in right:
             if a.kind == b.kind:
@@ -103,13 +104,13 @@ def product(left: Sequence[Shape], right: Sequence[Shape], types: Types) -> list
                 both = intersect(a, b, types)
                 if both is not None:
                     out.append(both)
-                    limit_shapes(len(out))
+                    limit_shapes(len(out), most)
     return thin(out) if len(left) > 1 and len(right) > 1 and FEW < len(out) <= MANY else out
 
 
-def limit_shapes(n: int) -> None:
-    if n > MAX_SHAPES:
-        raise GrammarTooComplex("alternatives", f"combining the branches gives more than {MAX_SHAPES} alternatives; use fewer overlapping branches")
+def limit_shapes(n: int, most: int = MAX_SHAPES) -> None:
+    if n > most:
+        raise GrammarTooComplex("alternatives", f"combining the branches gives more than {most} alternatives; use fewer overlapping branches")
 
 
 def complement(shapes: Sequence[Shape], types: Types, pointer: str, keyword: str) -> list[Shape]:

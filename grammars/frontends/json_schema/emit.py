@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import Literal
 
 from agentkit.grammars.expr import ANY, DECLARED, Builder, Extra, Field, Node
-from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spell_key, spellable
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spell_key
 from agentkit.grammars.frontends.json_schema.shapes import Array, Booleans, Null, Object
 from agentkit.grammars.frontends.json_schema.solve import Final, Solver, members
 from agentkit.grammars.frontends.json_schema.types import FALSE, Type
 from agentkit.grammars.frontends.json_schema.unique import Distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps
+from agentkit.grammars.frontends.strings import spellable
 
 Whitespace = Literal["compact", "flexible"]
 KeyOrder = Literal["declared", "any"]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from agentkit.errors import InvalidGrammar
+from agentkit.errors import GrammarTooComplex, InvalidGrammar
+from agentkit.grammars.frontends.numbers import MAX_BOUND_DIGITS
+
+MAX_BITS = 10 * MAX_BOUND_DIGITS // 3
 
 DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020 = range(5)
 DRAFT_NAMES = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
@@ -84,6 +87,8 @@ def number(value: Any, keyword: str, pointer: str) -> Fraction:
     """A finite number as the exact value of its shortest decimal spelling (0.1 is one tenth)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value in (float("inf"), float("-inf")):
         raise malformed(pointer, keyword, value, "a finite number")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise GrammarTooComplex("number digits", f"{pointer}/{keyword}: a number of more than {MAX_BOUND_DIGITS} digits")
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 

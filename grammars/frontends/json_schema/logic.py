@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import InvalidGrammar
+from agentkit.grammars.effort import checkpoint
 from agentkit.grammars.frontends.json_schema import keywords as kw
-from agentkit.grammars.frontends.json_schema.algebra import intersect, limit_shapes, product
+from agentkit.grammars.frontends.json_schema.algebra import MAX_SHAPES, intersect, limit_shapes, product
 from agentkit.grammars.frontends.json_schema.document import Location, escape
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Object, Shape
@@ -79,7 +80,7 @@ def _one_of(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence[Shap
         for j in rivals[i]:
             left = _without(x, left, made[j], branches[j])
         out += left
-        limit_shapes(len(out))
+        limit_shapes(len(out), max(MAX_SHAPES, sum(map(len, made))))
     return list(dict.fromkeys(out))
 
 
@@ -97,10 +98,11 @@ def _overlaps(x: Expander, made: Sequence[Sequence[Shape]]) -> list[list[int]]:
     """For each branch, the others that may hold together with it."""
     n = len(made)
     rivals: list[list[int]] = [[] for _ in range(n)]
-    if n > 1 and _tagged(x, made):
+    if n > 1 and (_distinct_values(made) or _tagged(x, made)):
         return rivals
     for i in range(n):
         for j in range(i):
+            checkpoint()
             if any(a.kind == b.kind and _meet(x, a, b) for a in made[i] for b in made[j]):
                 rivals[i].append(j)
                 rivals[j].append(i)
@@ -110,6 +112,18 @@ def _overlaps(x: Expander, made: Sequence[Sequence[Shape]]) -> list[list[int]]:
 def _meet(x: Expander, a: Shape, b: Shape) -> bool:
     both = intersect(a, b, x.types)
     return both is not None and not is_dead(x, both, LOOK_AHEAD)
+
+
+def _distinct_values(made: Sequence[Sequence[Shape]]) -> bool:
+    """Whether the branches are finite sets of scalars without a value in common."""
+    seen: set[object] = set()
+    total = 0
+    for s in (s for shapes in made for s in shapes):
+        if not isinstance(s, (Numbers, Strings)) or s.only is None:
+            return False
+        total += len(s.only)
+        seen |= s.only
+    return total == len(seen)
 
 
 def _tagged(x: Expander, made: Sequence[Sequence[Shape]]) -> bool:

@@ -18,7 +18,7 @@ from agentkit.grammars.frontends import formats
 from agentkit.grammars.frontends.chars import json_escape
 from agentkit.grammars.frontends.json_schema import keywords as kw
 from agentkit.grammars.frontends.numbers import FRACTION_DIGITS, INTEGER_DIGITS, NumberFacets, number_node
-from agentkit.grammars.frontends.strings import StringFacets, string_content, string_node, string_trie
+from agentkit.grammars.frontends.strings import StringFacets, spellable, string_content, string_node, string_trie
 from agentkit.grammars.report import Report
 
 NUMBER, STRING = "number", "string"
@@ -186,11 +186,6 @@ class Strings:
 
 
 ANY_STRING = Strings(StringFacets())
-
-
-def spellable(text: str) -> bool:
-    """Lone surrogates stand for no character, so no UTF-8 text carries them."""
-    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def spell_key(name: str) -> bytes:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
 from agentkit.grammars.frontends.json_schema.expand import Expander, pointer_of
 from agentkit.grammars.frontends.json_schema.members import describe
-from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spellable
+from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, Array, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, Type, Value
 from agentkit.grammars.frontends.json_schema.unique import Distinct, distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps, settle, steps_of
+from agentkit.grammars.frontends.strings import spellable
 
 MAX_NESTING = 512  # arrays and objects within each other in the schema itself
 
