@@ -8,6 +8,7 @@ complement (`not: {format: ...}`) is not offered. The choices, format by format,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +48,7 @@ _TIME = _CLOCK + _OFFSET
 _N = r"\d{1,6}"
 _HOURS = rf"(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _DAYS = rf"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
+_TIMEDELTA = rf"P(?:{_N}W|(?:{_N}D)?(?:T(?:{_N}H)?(?:{_N}M)?{_N}(?:\.\d{{1,6}})?S|T(?:{_N}H)?{_N}M|T{_N}H)|{_N}D)"
 _DURATION = rf"P(?:{_DAYS}(?:T{_HOURS})?|T{_HOURS}|{_N}W)"
 
 # -- addresses (RFC 1123, 5321, 5952's superset 4291, 3986) --------------------------------------------------------
@@ -133,12 +135,29 @@ def _network6() -> str:
     return "(?:" + "|".join(forms) + ")"
 
 
+_USER = r"(?:[A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})"  # a comma would end the host
+_PORT = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+_TAIL = r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?"
+
+
+def _address(name: str) -> Format | None:
+    """`url(http,https)`: an address with one of the schemes, as Pydantic's types of addresses ask for."""
+    kind, _, rest = name.partition("(")
+    schemes = rest.removesuffix(")").split(",")
+    if kind not in ("url", "multi-host-url") or not rest.endswith(")") or not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", s) for s in schemes):
+        return None
+    scheme = "(?:" + "|".join(re.escape(s).replace(r"\-", "-") for s in schemes) + ")"
+    if kind == "multi-host-url":
+        return Format(_hosts(scheme), exact=False)
+    host = rf"(?:(?:{_HOST_LABEL}\.)*[A-Za-z](?:[A-Za-z0-9-]{{0,1}}[A-Za-z0-9]){{0,30}}\.?|{_IPV4}|\[{_IPV6}\])"
+    if schemes == ["file"]:
+        return Format(rf"file://{_TAIL}", exact=False)
+    return Format(rf"{scheme}://(?:{_USER}+(?::{_USER}*)?@)?{host}(?::{_PORT})?{_TAIL}", exact=False)
+
+
 def _hosts(scheme: str) -> str:
-    user = r"(?:[A-Za-z0-9._~-]|%[0-9A-Fa-f]{2})"  # a comma would end the host
-    port = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
-    host = rf"(?:{user}+(?::{user}*)?@)?(?:{_HOST_LABEL}(?:\.{_HOST_LABEL})*)(?::{port})?"
-    tail = r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?"
-    return rf"{scheme}://{host}(?:,{host})*{tail}"
+    host = rf"(?:{_USER}+(?::{_USER}*)?@)?(?:{_HOST_LABEL}(?:\.{_HOST_LABEL})*)(?::{_PORT})?"
+    return rf"{scheme}://{host}(?:,{host})*{_TAIL}"
 
 
 _MAKERS: dict[str, Callable[[], Format]] = {
@@ -168,8 +187,13 @@ _MAKERS: dict[str, Callable[[], Format]] = {
     "uuid6": lambda: _uuid(6),
     "uuid7": lambda: _uuid(7),
     "uuid8": lambda: _uuid(8),
-    "base64": lambda: Format(rf"(?:{_B64}{{4}})*(?:{_B64}{{2}}==|{_B64}{{3}}=)?"),
-    "base64url": lambda: Format(rf"(?:{_B64URL}{{4}})*(?:{_B64URL}{{2}}==|{_B64URL}{{3}}=)?"),
+    "datetime": lambda: Format(rf"{_DATE}[Tt]{_CLOCK}{_OFFSET}?", exact=False),
+    "naive-datetime": lambda: Format(rf"{_DATE}[Tt]{_CLOCK}", exact=False),
+    "clock": lambda: Format(rf"{_CLOCK}{_OFFSET}?", exact=False),
+    "naive-clock": lambda: Format(_CLOCK, exact=False),
+    "timedelta": lambda: Format(rf"[+-]?{_TIMEDELTA}", exact=False),
+    "base64": lambda: Format(rf"(?:{_B64}{{4}})*(?:{_B64}[AQgw]==|{_B64}{{2}}[AEIMQUYcgkosw048]=)?", exact=False),
+    "base64url": lambda: Format(rf"(?:{_B64URL}{{4}})*(?:{_B64URL}[AQgw]==|{_B64URL}{{2}}[AEIMQUYcgkosw048]=)?", exact=False),
     "ipv4interface": lambda: Format(rf"{_IPV4}(?:/{_MASK4})?", exact=False),
     "ipv6interface": lambda: Format(rf"{_IPV6}(?:/{_MASK6})?", exact=False),
     "ipvanyaddress": lambda: Format(f"(?:{_IPV4}|{_IPV6})"),
@@ -189,7 +213,7 @@ def _uuid(version: int) -> Format:
 def find(name: str) -> Format | None:
     """What a format enforces; None for an annotation."""
     maker = _MAKERS.get(name)
-    return maker() if maker else None
+    return maker() if maker else _address(name)
 
 
 def names() -> tuple[str, ...]:
