@@ -18,10 +18,11 @@ from fractions import Fraction
 from agentkit.errors import GrammarTooComplex, InvalidGrammar
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends.chars import remembered
+from agentkit.grammars.frontends.exponents import any_exponent, scientific
 
 INTEGER_DIGITS = 20  # digits before the point, unless a bound needs more
 FRACTION_DIGITS = 20  # digits after the point, unless a bound or step needs more
-EXPONENT_DIGITS = 3
+LOOSE_EXPONENT = 280  # up to here, 20 digits on either side of the point may stand before an exponent: doubles end at 1e308
 MAX_BOUND_DIGITS = 1000
 MAX_REMAINDERS = 8_000  # (remainder, digits left) pairs of a multipleOf automaton
 LONGEST_GAP = 10_000  # more consecutive multiples than any set of steps left out can cover
@@ -173,7 +174,8 @@ def number_node(builder: Builder, facets: NumberFacets, *, whole: bool = False) 
     """All texts of the numbers in the set; EMPTY exactly when the set is. whole: only texts without a fraction.
 
     Spelling: `-?int(.digits)?`, digits capped (see the constants above), `-0` where 0 is allowed, zeros after the last
-    digit that counts. Sets bounded by zero alone, or not at all, and without a step also have exponents.
+    digit that counts. Sets without a step also have exponents: see exponents.py, and where at most 0 is a bound any number
+    of digits before the point.
     Raises GrammarTooComplex when a step needs too many remainders or a bound too many digits.
     """
     return remembered(builder, ("number", facets, whole), lambda: _number_node(builder, facets, whole))
@@ -183,12 +185,24 @@ def _number_node(b: Builder, facets: NumberFacets, whole: bool) -> Node:
     grid = None if facets.is_empty() else facets._on_grid()
     if grid is None:
         return b.EMPTY
-    node = b.alt(_Magnitudes(b, grid, whole).node, b.seq(b.literal(b"-"), _Magnitudes(b, _mirrored(grid), whole).node))
-    steps = grid.multiple_of is not None or grid.not_multiple_of
-    if steps or grid.lo not in (None, 0) or grid.hi not in (None, 0) or (grid.lo is not None and grid.lo == grid.hi):
+    halves = [(b.EPSILON, grid), (b.literal(b"-"), _mirrored(grid))]
+    node = b.alt(*(b.seq(sign, _Magnitudes(b, half, whole).node) for sign, half in halves))
+    if whole or grid.multiple_of is not None or grid.not_multiple_of:
         return node
-    exponent = b.seq(b.byte_class(b"eE"), b.optional(b.byte_class(b"+-")), b.repeat(b.byte_class(b"0123456789"), 1, EXPONENT_DIGITS))
-    return b.seq(node, b.optional(exponent))
+    parts = [node, *(b.seq(sign, _scientific(b, half)) for sign, half in halves)]
+    if (grid.lo in (None, 0) and grid.hi in (None, 0) and grid.lo is not grid.hi) or grid == NumberFacets():
+        parts.append(b.seq(node, any_exponent(b, -LOOSE_EXPONENT, LOOSE_EXPONENT)))
+    return b.alt(*parts)
+
+
+def _scientific(b: Builder, f: NumberFacets) -> Node:
+    """Unsigned texts with an exponent of the non-negative members."""
+    lo_open = f.lo_open and f.lo is not None and f.lo >= 0
+
+    def mantissa(lo: Fraction, lo_open: bool, hi: Fraction, hi_open: bool) -> Node:
+        return _Magnitudes(b, NumberFacets(lo, hi, lo_open, hi_open), False).node
+
+    return scientific(b, max(f.lo or Fraction(0), Fraction(0)), lo_open, f.hi, f.hi_open, mantissa)
 
 
 def _mirrored(f: NumberFacets) -> NumberFacets:

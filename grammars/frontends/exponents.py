@@ -1,0 +1,81 @@
+"""JSON numbers with an exponent: `d.ddde+x` with one digit other than 0 before the point.
+
+Input: an interval of non-negative numbers; output: a node of the unsigned texts whose value is in it. All values are finite
+and not 0 as a double too, since that is what most programs will read. Knows nothing of steps or signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from agentkit.grammars.expr import Builder, Node
+
+LEAST, MOST = -307, 308  # exponents of normal doubles
+GREATEST = Fraction(17976931348623157 * 10**292)  # the greatest double
+TEN = Fraction(10)
+DIGITS = 3  # of an exponent, zeros in front included
+
+Mantissa = Callable[[Fraction, bool, Fraction, bool], Node]
+
+
+def scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_open: bool, mantissa: Mantissa) -> Node:
+    """Texts of the numbers from `lo` (at least 0) to `hi` (None: no bound).
+
+    mantissa: node of the texts without exponent of the numbers between two bounds, each open or not.
+    """
+    if hi is None or hi > GREATEST:
+        hi, hi_open = GREATEST, False
+    if lo < TEN**LEAST:
+        lo, lo_open = TEN**LEAST, False
+    if lo > hi or (lo == hi and (lo_open or hi_open)):
+        return b.EMPTY
+    first, last = _exponent(lo), _exponent(hi)
+    least, most = lo / TEN**first, hi / TEN**last
+    if first == last:
+        return _text(b, mantissa(least, lo_open, most, hi_open), first, last)
+    parts = [_text(b, mantissa(Fraction(1), False, most, hi_open), last, last)]
+    if least != 1 or lo_open:
+        parts.append(_text(b, mantissa(least, lo_open, TEN, True), first, first))
+        first += 1
+    if first < last:
+        parts.append(_text(b, mantissa(Fraction(1), False, TEN, True), first, last - 1))
+    return b.alt(*parts)
+
+
+def any_exponent(b: Builder, lo: int, hi: int) -> Node:
+    """`e` and the integers from `lo` to `hi`, with or without a plus, zeros in front up to three digits in all."""
+    parts = []
+    if hi >= 0:
+        parts.append(b.seq(b.optional(b.literal(b"+")), _integers(b, max(lo, 0), hi)))
+    if lo < 0:
+        parts.append(b.seq(b.literal(b"-"), _integers(b, max(1, -hi), -lo)))
+    return b.seq(b.byte_class(b"eE"), b.alt(*parts))
+
+
+def _text(b: Builder, mantissa: Node, lo: int, hi: int) -> Node:
+    return b.seq(mantissa, any_exponent(b, lo, hi))
+
+
+def _exponent(value: Fraction) -> int:
+    """e with 10^e <= value < 10^(e+1)."""
+    e = len(str(value.numerator)) - len(str(value.denominator))
+    return e if TEN**e <= value else e - 1
+
+
+def _integers(b: Builder, lo: int, hi: int) -> Node:
+    return b.alt(*(_padded(b, lo, min(hi, 10**width - 1), width) for width in range(1, DIGITS + 1)))
+
+
+def _padded(b: Builder, lo: int, hi: int, width: int) -> Node:
+    """The integers from `lo` to `hi` in exactly `width` digits."""
+    if lo > hi:
+        return b.EMPTY
+    if (lo, hi) == (0, 10**width - 1):
+        return b.repeat(b.byte_class(b"0123456789"), width, width)
+    unit = 10 ** (width - 1)
+    after: dict[Node, list[int]] = {}
+    for digit in range(lo // unit, hi // unit + 1):
+        node = _padded(b, max(lo - digit * unit, 0), min(hi - digit * unit, unit - 1), width - 1)
+        after.setdefault(node, []).append(0x30 + digit)
+    return b.alt(*(b.seq(b.byte_class(digits), node) for node, digits in after.items()))
