@@ -149,7 +149,12 @@ class Builder:
 
     def byte_class(self, members: Iterable[int] | int) -> Node:
         """One byte. `members`: the byte values, or an int whose bit b says whether byte b belongs."""
-        bits = members if isinstance(members, int) else sum(1 << b for b in set(members))
+        if isinstance(members, int):
+            bits = members
+        else:
+            bits = 0
+            for member in members:
+                bits |= 1 << member
         if bits == 0:
             return self.EMPTY
         if bits & (bits - 1) == 0:

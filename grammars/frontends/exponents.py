@@ -10,20 +10,27 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from agentkit.grammars.expr import Builder, Node
+from agentkit.grammars.frontends.chars import remembered
 
-LEAST, MOST = -307, 308  # exponents of normal doubles
-GREATEST = Fraction(17976931348623157 * 10**292)  # the greatest double
-TEN = Fraction(10)
+LEAST, MOST = -307, 307  # exponents of which every double is a normal one
+GREATEST = Fraction(10) ** (MOST + 1)
+ONE, TEN = Fraction(1), Fraction(10)
+DIGIT = 0x3FF << 0x30  # the bytes 0 to 9
 DIGITS = 3  # of an exponent, zeros in front included
 
 Mantissa = Callable[[Fraction, bool, Fraction, bool], Node]
 
 
-def scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_open: bool, mantissa: Mantissa) -> Node:
+def scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_open: bool, places: int, mantissa: Mantissa) -> Node:
     """Texts of the numbers from `lo` (at least 0) to `hi` (None: no bound).
 
-    mantissa: node of the texts without exponent of the numbers between two bounds, each open or not.
+    places: digits after the point, at most. mantissa: node of the texts without exponent of the numbers between two bounds, each open or not.
     """
+    key = ("scientific", lo, lo_open, hi, hi_open)
+    return remembered(b, key, lambda: _scientific(b, lo, lo_open, hi, hi_open, places, mantissa))
+
+
+def _scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_open: bool, places: int, mantissa: Mantissa) -> Node:
     if hi is None or hi > GREATEST:
         hi, hi_open = GREATEST, False
     if lo < TEN**LEAST:
@@ -33,28 +40,32 @@ def scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_
     first, last = _exponent(lo), _exponent(hi)
     least, most = lo / TEN**first, hi / TEN**last
     if first == last:
-        return _text(b, mantissa(least, lo_open, most, hi_open), first, last)
-    parts = [_text(b, mantissa(Fraction(1), False, most, hi_open), last, last)]
+        return b.seq(mantissa(least, lo_open, most, hi_open), any_exponent(b, first, last))
+    parts = []
+    if most != 1 or not hi_open:
+        parts.append(b.seq(mantissa(ONE, False, most, hi_open), any_exponent(b, last, last)))
     if least != 1 or lo_open:
-        parts.append(_text(b, mantissa(least, lo_open, TEN, True), first, first))
+        parts.append(b.seq(mantissa(least, lo_open, TEN, True), any_exponent(b, first, first)))
         first += 1
     if first < last:
-        parts.append(_text(b, mantissa(Fraction(1), False, TEN, True), first, last - 1))
+        digit = b.byte_class(DIGIT)
+        every = b.seq(b.byte_class(DIGIT ^ 1 << 0x30), b.optional(b.seq(b.literal(b"."), b.repeat(digit, 1, places))))
+        parts.append(b.seq(every, any_exponent(b, first, last - 1)))
     return b.alt(*parts)
 
 
 def any_exponent(b: Builder, lo: int, hi: int) -> Node:
     """`e` and the integers from `lo` to `hi`, with or without a plus, zeros in front up to three digits in all."""
+    return remembered(b, ("exponent", lo, hi), lambda: _any_exponent(b, lo, hi))
+
+
+def _any_exponent(b: Builder, lo: int, hi: int) -> Node:
     parts = []
     if hi >= 0:
         parts.append(b.seq(b.optional(b.literal(b"+")), _integers(b, max(lo, 0), hi)))
     if lo < 0:
         parts.append(b.seq(b.literal(b"-"), _integers(b, max(1, -hi), -lo)))
     return b.seq(b.byte_class(b"eE"), b.alt(*parts))
-
-
-def _text(b: Builder, mantissa: Node, lo: int, hi: int) -> Node:
-    return b.seq(mantissa, any_exponent(b, lo, hi))
 
 
 def _exponent(value: Fraction) -> int:
@@ -72,10 +83,10 @@ def _padded(b: Builder, lo: int, hi: int, width: int) -> Node:
     if lo > hi:
         return b.EMPTY
     if (lo, hi) == (0, 10**width - 1):
-        return b.repeat(b.byte_class(b"0123456789"), width, width)
+        return b.repeat(b.byte_class(DIGIT), width, width)
     unit = 10 ** (width - 1)
-    after: dict[Node, list[int]] = {}
+    after: dict[Node, int] = {}
     for digit in range(lo // unit, hi // unit + 1):
         node = _padded(b, max(lo - digit * unit, 0), min(hi - digit * unit, unit - 1), width - 1)
-        after.setdefault(node, []).append(0x30 + digit)
+        after[node] = after.get(node, 0) | 1 << 0x30 + digit
     return b.alt(*(b.seq(b.byte_class(digits), node) for node, digits in after.items()))

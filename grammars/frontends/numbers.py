@@ -202,7 +202,7 @@ def _scientific(b: Builder, f: NumberFacets) -> Node:
     def mantissa(lo: Fraction, lo_open: bool, hi: Fraction, hi_open: bool) -> Node:
         return _Magnitudes(b, NumberFacets(lo, hi, lo_open, hi_open), False).node
 
-    return scientific(b, max(f.lo or Fraction(0), Fraction(0)), lo_open, f.hi, f.hi_open, mantissa)
+    return scientific(b, max(f.lo or Fraction(0), Fraction(0)), lo_open, f.hi, f.hi_open, FRACTION_DIGITS, mantissa)
 
 
 def _mirrored(f: NumberFacets) -> NumberFacets:

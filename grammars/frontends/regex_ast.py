@@ -128,12 +128,12 @@ def has_conditions(tree: Tree, *, looks_only: bool = False) -> bool:
     todo = [tree]
     while todo:
         t = todo.pop()
-        if isinstance(t, Look) or (isinstance(t, Beside) and not looks_only):
-            return True
-        if isinstance(t, Seq | Alt):
+        if isinstance(t, (Seq, Alt)):  # a tuple: a union would be made anew for each node
             todo.extend(t.parts)
         elif isinstance(t, Repeat):
             todo.append(t.body)
+        elif isinstance(t, Look) or (isinstance(t, Beside) and not looks_only):
+            return True
     return False
 
 

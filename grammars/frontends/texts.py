@@ -26,6 +26,7 @@ class _Classes(Alphabet):
     """Characters by class: the alphabet of a TextSet."""
 
     classes: tuple[CharSet, ...] = field(default=(), compare=False)
+    known: dict[str, bytes] = field(default_factory=dict, compare=False)
 
     def codes(self, chars: CharSet) -> list[int]:
         return [i for i, c in enumerate(self.classes) if c & chars]
@@ -42,8 +43,11 @@ class _Classes(Alphabet):
     def spelled(self, text: str) -> bytes:
         out = bytearray()
         for char in text:
-            code = next(i for i, c in enumerate(self.classes) if char in c)
-            out += bytes([code]) if len(self.classes) <= 256 else bytes([code >> 8, code & 255])
+            code = self.known.get(char)
+            if code is None:
+                number = next(i for i, c in enumerate(self.classes) if char in c)
+                code = self.known[char] = bytes([number]) if len(self.classes) <= 256 else bytes([number >> 8, number & 255])
+            out += code
         return bytes(out)
 
 
