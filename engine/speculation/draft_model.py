@@ -66,7 +66,9 @@ class SequenceGuesser:
         assert self._sequence is not None
         if not self._pool.reserve(self._sequence, self._sequence.length + len(tokens)):
             return None
-        return self._runner.execute([Span(self._sequence, tuple(tokens))])[0][-1]
+        rows = self._runner.execute([Span(self._sequence, tuple(tokens))])[0]  # [1, V]
+        last: Logits = rows[-1]
+        return last
 
     def close(self) -> None:
         if self._sequence is not None:

@@ -1,0 +1,102 @@
+"""From Engine(speculation=...) to a Speculator.
+
+    "off"            plain decoding            "auto"           what pays without further weights: "ngram"
+    "ngram"          prompt lookup             "lookahead"      Jacobi windows and their n-grams
+    "draft:MODEL"    a smaller model           "self", "self:K" the model's own first K layers (a third of them)
+    "medusa", "eagle", "medusa:FILE", "eagle:FILE"              trained heads (agentkit train)
+
+Input: the setting, the loaded target and its pool. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentkit.cache_folder import cache_root
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.runner import TorchRunner
+from agentkit.engine.speculation.draft_model import DraftModelProposer
+from agentkit.engine.speculation.lookahead import LookaheadProposer
+from agentkit.engine.speculation.ngram import NgramProposer
+from agentkit.engine.speculation.pace import Pace, StepCosts
+from agentkit.engine.speculation.proposer import Proposer
+from agentkit.engine.speculation.self_draft import SelfDraftProposer, first_layers
+from agentkit.engine.speculation.speculator import Speculator
+from agentkit.errors import EngineError
+
+if TYPE_CHECKING:
+    from agentkit.engine.models.loader import LoadedModel
+
+PLAIN = ("auto", "off", "ngram", "lookahead", "self", "medusa", "eagle")
+WITH_VALUE = ("draft", "self", "medusa", "eagle")
+
+
+def check_speculation(setting: str) -> None:
+    """Raises ValueError for a setting that is none of those above."""
+    name, _, value = setting.partition(":")
+    fine = setting in PLAIN or (name in WITH_VALUE and value)
+    if not fine or (name == "self" and value and not value.isdecimal()):
+        known = ", ".join([*map(repr, PLAIN), "'draft:MODEL'", "'self:LAYERS'", "'medusa:FILE'", "'eagle:FILE'"])
+        raise ValueError(f"speculation={setting!r} is not available; choose one of {known}")
+
+
+def speculator_for(setting: str, target: LoadedModel, pool: KVPool, digest: Callable[[], str], cache_dir: Path | None = None) -> Speculator | None:
+    """None for "off".   digest: of the target's weights, asked for only where heads are loaded.
+
+    Raises ModelNotFound, or EngineError where a draft model or heads do not belong to the target.
+    """
+    name, _, value = setting.partition(":")
+    if name == "off":
+        return None
+    return Speculator(_proposer(name, value, target, pool, digest, cache_dir), Pace(StepCosts()))
+
+
+def heads_file(kind: str, digest: str, cache_dir: Path | None = None) -> Path:
+    """Where trained heads of a model are kept."""
+    return cache_root(cache_dir) / "heads" / digest / f"{kind}.safetensors"
+
+
+def _proposer(name: str, value: str, target: LoadedModel, pool: KVPool, digest: Callable[[], str], cache_dir: Path | None) -> Proposer:
+    tokenizer, decoder = target.tokenizer, target.model
+    size = min(target.config.vocab_size, len(tokenizer.token_bytes))
+    if name in ("auto", "ngram"):
+        return NgramProposer()
+    if name == "lookahead":
+        return LookaheadProposer()
+    if name == "draft":
+        return _draft_model(value, target, size, cache_dir)
+    if name == "self":
+        model = first_layers(decoder, int(value) if value else max(1, target.config.num_layers // 3))
+        return SelfDraftProposer(model, pool, decoder.device, size, tokenizer.stop_token_ids)
+    return _trained(name, value, target, digest(), cache_dir)
+
+
+def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | None) -> Proposer:
+    from agentkit.engine.models.loader import load_model
+
+    draft = load_model(spec, device=str(target.model.device), dtype=str(target.model.dtype).removeprefix("torch."), cache_dir=cache_dir)
+    theirs, ours = draft.tokenizer.token_bytes, target.tokenizer.token_bytes
+    differ = next((i for i in range(min(size, len(theirs))) if theirs[i] != ours[i]), None)
+    if differ is not None or len(theirs) < size:
+        what = f"token {differ} is not the same" if differ is not None else f"it has {len(theirs)} tokens, not {size}"
+        raise EngineError(f"{spec!r} cannot draft for {target.name!r}: their vocabularies differ ({what}); choose a model of the same family")
+    c = draft.config
+    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, draft.model.dtype, draft.model.device)
+    pool = KVPool(shape, 4 * c.max_position * shape.bytes_per_token)
+    return DraftModelProposer(TorchRunner(draft.model, pool, draft.model.device), pool, size, target.tokenizer.stop_token_ids)
+
+
+def _trained(kind: str, value: str, target: LoadedModel, digest: str, cache_dir: Path | None) -> Proposer:
+    from agentkit.engine.speculation.heads import EagleHead, MedusaHeads, load_heads
+    from agentkit.engine.speculation.trained import EagleProposer, MedusaProposer
+
+    path = Path(value).expanduser() if value else heads_file(kind, digest, cache_dir)
+    if not path.is_file():
+        raise EngineError(f"there are no {kind} heads for {target.name!r} at {path}; train them with: agentkit train {kind} {target.name}")
+    heads = load_heads(path, kind, digest)
+    if isinstance(heads, MedusaHeads):
+        return MedusaProposer(heads)
+    assert isinstance(heads, EagleHead)
+    return EagleProposer(heads, target.model.embedding)
