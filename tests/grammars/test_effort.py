@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentkit.errors import CompileCancelled, GrammarTooComplex
-from agentkit.grammars import Grammar
+from agentkit.grammars import Grammar, clear_caches
 from agentkit.grammars.effort import checkpoint, limited
 
 SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": f"^a{{{i}}}b"} for i in range(100)}}
@@ -23,6 +23,12 @@ FRONT_ENDS: list[Callable[..., Grammar]] = [
     lambda **o: Grammar.from_choices(["a", "b"], **o),
     lambda **o: Grammar.from_tools([{"name": "f", "parameters": SCHEMA}], "required", **o),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    """What is in memory already takes no time and asks nobody."""
+    clear_caches()
 
 
 @pytest.mark.parametrize("make", FRONT_ENDS)
