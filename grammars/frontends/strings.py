@@ -96,9 +96,15 @@ class StringFacets:
             self.excluded | other.excluded,
         )
 
-    def complement(self, pointer: str = "#", keyword: str = "not") -> tuple[StringFacets, ...]:
+    @property
+    def exact(self) -> bool:
+        """Every format that is asked not to hold is one whose complement is exact."""
+        return all((found := formats.find(name)) is not None and found.exact for name in self.not_formats)
+
+    def complement(self, pointer: str = "#", keyword: str = "not", *, forbidden: bool = False) -> tuple[StringFacets, ...]:
         """Facets whose union is every other text, but for those in `excluded`: these are a finite set of their own.
 
+        forbidden: the texts are only to be kept out, so that it does not matter if a few more are.
         Raises UnsupportedSchema for a format whose complement is not exact (see formats.py).
         """
         out = []
@@ -110,7 +116,7 @@ class StringFacets:
         out += [StringFacets(patterns=frozenset([p])) for p in sorted(self.not_patterns)]
         for name in sorted(self.formats):
             found = formats.find(name)
-            if found is None or not found.exact:
+            if not forbidden and (found is None or not found.exact):
                 raise UnsupportedSchema(pointer, keyword, f"the texts that are not of the format {name!r} are not known exactly")
             out.append(StringFacets(not_formats=frozenset([name])))
         out += [StringFacets(formats=frozenset([name])) for name in sorted(self.not_formats)]

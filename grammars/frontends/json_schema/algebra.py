@@ -136,6 +136,8 @@ def _outside(shape: Shape, types: Types, pointer: str, keyword: str) -> list[Sha
         return list(shape.outside(pointer, keyword))
     if isinstance(shape, Array):
         return _outside_array(shape, types, pointer, keyword)
+    if not all(f.names.facets.exact for f in shape.extras):
+        raise UnsupportedSchema(pointer, keyword, "the names that are not of a format of propertyNames are not known exactly")
     return _outside_object(shape, types)
 
 

@@ -102,6 +102,7 @@ def _beginning(pattern: str) -> str:
     return out
 
 
-def minus(piece: Strings, names: Strings, pointer: str) -> list[Strings]:
-    rest = [piece.intersect(other) for other in names.outside(pointer, "patternProperties")]
+def minus(piece: Strings, names: Strings, pointer: str, keyword: str = "patternProperties") -> list[Strings]:
+    """`piece` without `names`. propertyNames forbids what is left."""
+    rest = [piece.intersect(other) for other in names.outside(pointer, keyword, forbidden=keyword == "propertyNames")]
     return [r for r in rest if r is not None]

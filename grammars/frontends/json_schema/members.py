@@ -127,7 +127,7 @@ def _names(x: Expander, at: Location, fields: dict[str, Type], extras: tuple[Fam
             inside = names.intersect(s)
             if inside is not None:
                 pieces.append((inside, kind))
-            beyond += [(p, kind) for p in minus(names, s, pointer)]
+            beyond += [(p, kind) for p in minus(names, s, pointer, "propertyNames")]
         left = beyond
     return refine([*pieces, *((names, FALSE) for names, _ in left)], fields)
 

@@ -161,15 +161,15 @@ class Strings:
         texts = frozenset(t for t in small.only or () if big.contains(t))
         return Strings.of(texts) if texts else None
 
-    def outside(self, pointer: str, keyword: str) -> Iterator[Strings]:
-        """Sets whose union is every other text.
+    def outside(self, pointer: str, keyword: str, *, forbidden: bool = False) -> Iterator[Strings]:
+        """Sets whose union is every other text; `forbidden`: they are only to be kept out (see StringFacets.complement).
 
         Raises UnsupportedSchema for a format whose complement is not known exactly.
         """
         if self.only is not None:
             yield Strings(StringFacets(excluded=self.only))
             return
-        yield from (Strings(f) for f in self.facets.complement(pointer, keyword))
+        yield from (Strings(f) for f in self.facets.complement(pointer, keyword, forbidden=forbidden))
         if self.facets.excluded:
             yield Strings.of(self.facets.excluded)
 

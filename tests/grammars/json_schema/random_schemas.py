@@ -12,7 +12,7 @@ from typing import Any
 
 NAMES = ("a", "b", "ab", "")
 STRINGS = ("", "a", "b", "ab", "ba", "aab", "é", "12", "x y")
-NUMBERS = (0, 1, 2, 3, -1, 1.5, 2.0, 10, 0.5)
+NUMBERS = (0, 1, 2, 3, -1, 1.5, 2.0, 10, 0.5, 0.3, 1e-05)
 PATTERNS = ("^a", "b$", "a", "^[ab]+$", "^$")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -63,7 +63,7 @@ class Maker:
 
     def _number(self, out: dict[str, Any], depth: int) -> None:
         keyword = self.r.choice(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-        out[keyword] = self.r.choice((1, 2, 0.5, 3)) if keyword == "multipleOf" else self.r.choice(NUMBERS)
+        out[keyword] = self.r.choice((1, 2, 0.5, 3, 0.1)) if keyword == "multipleOf" else self.r.choice(NUMBERS)
 
     def _string(self, out: dict[str, Any], depth: int) -> None:
         keyword = self.r.choice(("minLength", "maxLength", "pattern"))
