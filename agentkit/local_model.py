@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from agentkit.errors import EngineError
 from agentkit.grammars.frontends.turn_formats import FORMATS
 from agentkit.model import ModelEvent, ModelToken, TurnEnd, TurnRequest
 from agentkit.protocol import FormatProtocol, TurnProtocol, compact, family_of
@@ -24,7 +26,7 @@ from agentkit.turn_reader import Reasoning
 from agentkit.usage import RequestUsage
 
 if TYPE_CHECKING:
-    from agentkit.engine import Engine
+    from agentkit.engine import Engine, Pin
     from agentkit.engine.models.tokenizer import Tokenizer
     from agentkit.engine.request import TokenEvent, Usage
     from agentkit.grammars import Grammar
@@ -34,6 +36,7 @@ __all__ = ["LocalModel", "shared_engine"]
 _engines: dict[str, Engine] = {}
 _engines_lock = threading.Lock()
 _GRAMMARS_KEPT = 64
+_PINS_KEPT = 4
 
 
 def shared_engine(name: str) -> Engine:
@@ -69,6 +72,9 @@ class LocalModel:
         self._protocol = protocol
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._grammars_lock = threading.Lock()
+        self._pins: OrderedDict[str, Pin] = OrderedDict()
+        self._pins_lock = threading.Lock()
+        self._finalizer = weakref.finalize(self, _release, self._pins)
 
     @property
     def name(self) -> str:
@@ -95,7 +101,8 @@ class LocalModel:
                         yield piece
 
     def close(self) -> None:
-        """Closes the engine, unless it is shared by name."""
+        """Gives back what it pinned, and closes the engine unless it is shared by name."""
+        _release(self._pins)
         if not isinstance(self._engine, str):
             self._engine.close()
 
@@ -117,8 +124,26 @@ class LocalModel:
         tools = protocol.tools(request)
         messages = protocol.render(request)
         prompt = engine.encode_chat(messages) if tools is None else engine.encode_chat(messages, tools=tools)
+        self._pin(engine, messages, tools)
         reasoning = _reasoning(engine, protocol, prompt)
         return protocol, reasoning, prompt, self._grammar(protocol, reasoning, request)
+
+    def _pin(self, engine: Engine, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> None:
+        """Keeps instructions and tools computed from their first turn on, whatever else the engine does."""
+        after = next((place for place, message in enumerate(messages) if message["role"] not in ("system", "developer")), len(messages))
+        head = messages[:after]
+        if not head and not tools:
+            return
+        key = compact([head, tools])
+        with self._pins_lock:
+            if key not in self._pins:
+                try:
+                    self._pins[key] = engine.pin(head, tools, wait=False)
+                except EngineError:
+                    return  # too long to be pinned, or caching is off: the turn needs no pin to run
+                while len(self._pins) > _PINS_KEPT:
+                    self._pins.popitem(last=False)[1].release()
+            self._pins.move_to_end(key)
 
     def _grammar(self, protocol: TurnProtocol, reasoning: Reasoning, request: TurnRequest) -> Grammar | None:
         """The grammar of the turn, compiled once for the same tools and options; None where anything goes."""
@@ -181,3 +206,8 @@ def _reasoning(engine: Engine, protocol: TurnProtocol, prompt: list[int]) -> Rea
 
 def _request_usage(usage: Usage) -> RequestUsage:
     return RequestUsage(**{name: getattr(usage, name) for name in RequestUsage.__dataclass_fields__})
+
+
+def _release(pins: OrderedDict[str, Pin]) -> None:
+    while pins:
+        pins.popitem()[1].release()

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentkit.engine.config import EngineConfig, SamplingParams
     from agentkit.engine.engine import Engine
-    from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, Usage
+    from agentkit.engine.metrics import EngineStats
+    from agentkit.engine.pins import Pin
+    from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, TokenLogprob, Usage
 
-__all__ = ["Engine", "EngineConfig", "Event", "FinishEvent", "Generation", "SamplingParams", "TokenEvent", "Usage"]
+__all__ = ["Engine", "EngineConfig", "EngineStats", "Event", "FinishEvent", "Generation", "Pin", "SamplingParams", "TokenEvent", "TokenLogprob", "Usage"]
 
 _HOMES = {
     "Engine": "agentkit.engine.engine",
     "EngineConfig": "agentkit.engine.config",
+    "Pin": "agentkit.engine.pins",
     "SamplingParams": "agentkit.engine.config",
+    "EngineStats": "agentkit.engine.metrics",
     "Event": "agentkit.engine.request",
     "FinishEvent": "agentkit.engine.request",
     "Generation": "agentkit.engine.request",
     "TokenEvent": "agentkit.engine.request",
+    "TokenLogprob": "agentkit.engine.request",
     "Usage": "agentkit.engine.request",
 }
 

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from agentkit.engine.request import Request
+from agentkit.engine.request import Request, TokenLogprob
 from agentkit.engine.runner import Logits
-from agentkit.engine.sampling import sample
+from agentkit.engine.sampling import log_probabilities, sample
 from agentkit.errors import NoTokenPath
 
 if TYPE_CHECKING:
     from agentkit.grammars import Matcher
+
+
+Mask = npt.NDArray[np.uint32]
+
+
+class History(TypedDict):
+    """See sampling.adjust."""
+
+    seen: list[int]
+    written: list[int]
 
 
 class Advancer:
@@ -42,7 +52,7 @@ class Advancer:
     def advance(self, request: Request, logits: Logits) -> None:
         """Decides the next token from `logits` [V] and whatever it forces; may end the request."""
         matcher = request.matcher
-        token = self._choose(request, logits)
+        token, mask = self._choose(request, logits)
         if matcher is not None:
             matcher.accept(token)
             if matcher.is_finished:
@@ -51,21 +61,38 @@ class Advancer:
         elif token in self._stop_ids:
             request.finish("stop", complete=True)
             return
-        request.add([token])
+        request.add([token], logprobs=self._logprobs(request, logits, mask, token))
         self._follow(request)
 
-    def _choose(self, request: Request, logits: Logits) -> int:
-        """Samples; a token after which the output could not be completed any more is drawn again under the guard's mask.
+    def _choose(self, request: Request, logits: Logits) -> tuple[int, Mask | None]:
+        """Samples; returns the token and the mask under which it was drawn.
 
-        (Far from max_tokens the mask does not rule those out by itself; rejecting one leaves the distribution over the others.)
+        A token after which the output could not be completed any more is drawn again under the guard's mask. (Far from max_tokens
+        the mask does not rule those out by itself; rejecting one leaves the distribution over the others.)
         """
         params, matcher = request.params, request.matcher
-        seen = request.tokens if params.repetition_penalty != 1.0 else ()
-        draw = partial(sample, logits, params=params, vocab_size=self._vocab_size, seed=request.seed, position=request.generated, seen=seen)
-        token = draw(mask=request.mask)
+        history = self._history(request)
+        draw = partial(sample, logits, params=params, vocab_size=self._vocab_size, seed=request.seed, position=request.generated, **history)
+        mask = request.mask
+        token = draw(mask=mask)
         if matcher is not None and params.budget_guard and not matcher.fits(token, request.remaining):
-            token = draw(mask=matcher.guarded_mask(request.remaining), stream=1)
-        return token
+            mask = matcher.guarded_mask(request.remaining)
+            token = draw(mask=mask, stream=1)
+        return token, mask
+
+    @staticmethod
+    def _history(request: Request) -> History:
+        """What the penalties look at, as far as they are on."""
+        params = request.params
+        counted = params.presence_penalty or params.frequency_penalty
+        seen = request.tokens if params.repetition_penalty != 1.0 else []
+        return {"seen": seen, "written": request.tokens[len(request.prompt) :] if counted else []}
+
+    def _logprobs(self, request: Request, logits: Logits, mask: Mask | None, token: int) -> list[TokenLogprob]:
+        if request.params.logprobs is None:
+            return []
+        own, top = log_probabilities(logits, mask, request.params, token, vocab_size=self._vocab_size, **self._history(request))
+        return [TokenLogprob(token, own, top)]
 
     def _follow(self, request: Request) -> None:
         """After new tokens: ends the request, or adds forced tokens and sets the mask for the next one."""

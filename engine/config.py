@@ -7,13 +7,14 @@ engine can trust them. This module knows nothing of models, tensors or grammars.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 SEED_BITS = 64
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
+MAX_LOGPROBS = 1000
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
@@ -47,6 +48,15 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return texts
 
 
+def _biases(biases: Any) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
+    for token, bias in biases.items():
+        _integer("logit_bias: a token id", token, 0)
+        _number(f"logit_bias: the bias of token {token}", bias, -math.inf, math.inf)
+    return dict(biases)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends.
@@ -55,6 +65,10 @@ class SamplingParams:
     top_k: keep the k most likely allowed tokens; 0: all.          top_p: keep the smallest set with this probability.
     min_p: drop tokens less likely than min_p times the likeliest. All three see masked, penalised logits.
     repetition_penalty: > 1 makes tokens of prompt and output less likely again (CTRL, arXiv:1909.05858); 1: off.
+    presence_penalty, frequency_penalty: subtracted from the logit of a token that is in the output, once and per occurrence.
+    logit_bias: token id -> number added to its logit; a bias never lifts what a grammar forbids.
+    logprobs: None: off; k: Generation.logprobs has, per token, its log-probability and the k likeliest (0: only its own).
+    n: outputs for one prompt, which is computed once; the others are in Generation.alternatives. Needs a temperature.
     max_tokens: output tokens at most; the stop token is not counted.
     seed: fixes this request's random stream, whatever runs beside it; None: a fresh one.
     stop: texts that end the output; include_stop keeps the matched one.
@@ -73,6 +87,11 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    n: int = 1
     max_tokens: int = 256
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -89,6 +108,14 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="1 switches it off")
         _number("min_p", self.min_p, 0.0, 1.0, hint="0 switches it off")
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True, hint="1 switches it off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(name, getattr(self, name), -math.inf, math.inf, hint="0 switches it off")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, hint="None switches them off")
+        _integer("n", self.n, 1)
+        if self.n > 1 and self.greedy:
+            raise ValueError(f"n={self.n} with temperature={self.temperature:g} would give the same output {self.n} times; raise the temperature")
         _integer("max_tokens", self.max_tokens, 1)
         check_seed(self.seed)
         if self.timeout is not None:
@@ -170,6 +197,11 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    n: int
     max_tokens: int
     seed: int | None
     stop: str | Sequence[str]

@@ -9,14 +9,13 @@ may share one engine. This module knows nothing of tools or agents.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import queue
-import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -24,19 +23,20 @@ from agentkit.cache_folder import cache_root
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
+from agentkit.engine.fingerprint import fingerprint
+from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import kv_bytes
+from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
 from agentkit.engine.models.loader import LoadedModel, load_model
-from agentkit.engine.models.progress import progress_or_default
+from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
-from agentkit.engine.sampling import philox
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
-from agentkit.engine.text import OutputText
 from agentkit.engine.weights.choose import with_weights
-from agentkit.errors import ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
+from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
@@ -44,14 +44,13 @@ if TYPE_CHECKING:
     from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-
 
 class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
     speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching: see EngineConfig.
+    tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
     Raises ModelNotFound, or ValueError for a setting out of range. Use as a context manager, or call `close()`.
@@ -78,6 +77,7 @@ class Engine:
         max_queue: int = 256,
         kv_memory: int | float | None = None,
         prefix_caching: bool = True,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = EngineConfig(
             model=model.name if isinstance(model, LoadedModel) else str(model),
@@ -100,19 +100,16 @@ class Engine:
         loaded = with_weights(loaded, weights)
         self._loaded = loaded
         self.model_name = loaded.name
-        self._wants_bos = _puts_bos(loaded.tokenizer)
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
         self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
-        self._scheduler = _scheduler(loaded, self.config, self._stop_ids)
+        self.metrics = Metrics(loaded.name, tracer)
+        self._scheduler = _scheduler(loaded, self.config, self._stop_ids, self.metrics)
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
-        self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
-        self._counter = itertools.count()
-        self._progress = progress
-        self._vocabulary: Vocabulary | None = None
-        self._vocabulary_lock = threading.Lock()
+        self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
+        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights))
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
-        self.load_s = time.perf_counter() - start
+        self.load_s = self._intake.load_s = time.perf_counter() - start
 
     # -- generation ---------------------------------------------------------------------------------------------
 
@@ -129,14 +126,17 @@ class Engine:
     ) -> Generation:
         """Runs one request and returns its outcome. `on_event` sees each event, on the caller's thread.
 
-        Special tokens in a text prompt are recognised: it is the developer's own. Options: see the class.
+        Special tokens in a text prompt are recognised: it is the developer's own. Options: see the class. With n > 1 the
+        outcome is the first output, the others are its `alternatives`.
         """
-        with self.stream(prompt, schema=schema, regex=regex, grammar=grammar, choices=choices, **options) as events:
-            for event in events:
-                if on_event is not None:
-                    on_event(event)
-        assert isinstance(event, FinishEvent)  # a stream without one raises
-        return event.generation
+        params = sampling_params(options)
+        streams = self._streams(prompt, params, resolve(schema, regex, grammar, choices), whole=on_event is None)
+        try:
+            generations = [_last(stream, on_event) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+        return replace(generations[0], alternatives=tuple(generations[1:]))
 
     def stream(
         self,
@@ -152,12 +152,7 @@ class Engine:
 
         Arguments are checked, and the request is queued, by this call itself rather than by the first `next()`.
         """
-        params = sampling_params(options)
-        constraint = resolve(schema, regex, grammar, choices)
-        arrived: Arrived = queue.SimpleQueue()
-        request = self._request(self._encode(prompt), params, constraint, arrived.put)
-        self._loop.submit(request)
-        return EventStream(request, arrived, lambda outcome: self._generation(outcome, params, constraint))
+        return self._streams(prompt, sampling_params(options), resolve(schema, regex, grammar, choices), whole=False)[0]
 
     async def agenerate(
         self,
@@ -171,12 +166,15 @@ class Engine:
         **options: Unpack[SamplingOptions],
     ) -> Generation:
         """`generate` for async callers; cancelling the task cancels the request. `on_event` runs on the event loop."""
-        last: Event | None = None
-        async for last in self.astream(prompt, schema=schema, regex=regex, grammar=grammar, choices=choices, **options):
-            if on_event is not None:
-                on_event(last)
-        assert isinstance(last, FinishEvent)
-        return last.generation
+        params = sampling_params(options)
+        generations: dict[int, Generation] = {}
+        async with aclosing(self._events(prompt, params, (schema, regex, grammar, choices), whole=on_event is None)) as events:
+            async for place, event in events:
+                if on_event is not None:
+                    on_event(event)
+                if isinstance(event, FinishEvent):
+                    generations[place] = event.generation
+        return replace(generations[0], alternatives=tuple(generations[i] for i in range(1, params.n)))
 
     async def astream(
         self,
@@ -190,27 +188,9 @@ class Engine:
     ) -> AsyncIterator[Event]:
         """`stream` for async callers; closing the iterator or cancelling the task cancels the request."""
         params = sampling_params(options)
-        arrived: asyncio.Queue[TokenEvent | Outcome | BaseException] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def sink(event: TokenEvent | Outcome | BaseException) -> None:
-            try:
-                loop.call_soon_threadsafe(arrived.put_nowait, event)
-            except RuntimeError:  # the caller's event loop is gone, and with it everyone who could listen
-                request.cancel()
-
-        constraint, request = await asyncio.to_thread(self._prepare, prompt, params, schema, regex, grammar, choices, sink)
-        try:
-            self._loop.submit(request)
-            while True:
-                event = await arrived.get()
-                if isinstance(event, TokenEvent):
-                    yield event
-                else:
-                    yield FinishEvent(self._generation(event, params, constraint))
-                    return
-        finally:
-            request.cancel()
+        async with aclosing(self._events(prompt, params, (schema, regex, grammar, choices), whole=False)) as events:
+            async for _, event in events:
+                yield event
 
     # -- chat ---------------------------------------------------------------------------------------------------
 
@@ -236,6 +216,42 @@ class Engine:
         """`chat` for async callers."""
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 
+    # -- prefixes and figures -----------------------------------------------------------------------------------
+
+    def pin(
+        self,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        prompt: Prompt | None = None,
+        cache_salt: str | None = None,
+        wait: bool = True,
+    ) -> Pin:
+        """Computes a prefix and keeps it until the handle is released, whatever else comes and goes.
+
+        messages, tools: the beginning of conversations, such as [{"role": "system", ...}], through the chat template; or
+        prompt: a text or token ids.   wait: False returns at once (see Pin.wait).   cache_salt: as in the requests it is for.
+        Raises EngineError where pins would hold too much, and what generate raises.
+        """
+        if (prompt is None) == (messages is None and tools is None):
+            raise ValueError("pin takes either messages (and tools) or prompt")
+        ids = self._intake.encode(prompt) if prompt is not None else stable_prefix(self.encode_chat, messages or [], tools)
+        params = SamplingParams(max_tokens=1, cache_salt=cache_salt)
+        return self.prefix.pin(self._intake.prefill(ids, params), wait=wait)
+
+    def stats(self) -> EngineStats:
+        """What the engine does now and has done so far."""
+        scheduler = self._scheduler
+        tree, pool = scheduler.pool.tree, scheduler.pool
+        return snapshot(
+            self.metrics, running=len(scheduler.running), waiting=scheduler.waiting, pages=pool.page_count, free=pool.free_pages,
+            cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted,
+        )  # fmt: skip
+
+    def metrics_text(self) -> str:
+        """`stats` and histograms of the times, in the text format that Prometheus scrapes."""
+        return prometheus(self.model_name, self.stats(), self.metrics.times)
+
     # -- parts --------------------------------------------------------------------------------------------------
 
     @property
@@ -250,15 +266,7 @@ class Engine:
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's vocabulary as grammars see it, as wide as the model's logits; made at its first use."""
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                _compile_kernels_once(self._progress)
-                tokenizer = self._loaded.tokenizer
-                tokens = tokenizer.token_bytes
-                width = max(self._loaded.config.vocab_size, len(tokens))
-                names = tokenizer.special_tokens
-                self._vocabulary = Vocabulary(tokens, self._stop_ids, width, special_tokens=names, tokenizer=tokenizer.raw)
-            return self._vocabulary
+        return self._intake.vocabulary
 
     def close(self) -> None:
         """Ends running requests with EngineError and the engine thread; the engine cannot be used afterwards."""
@@ -275,79 +283,63 @@ class Engine:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self, prompt: Prompt, params: SamplingParams, schema: Any, regex: str | None, grammar: Any, choices: Sequence[str] | None, sink: Callable[..., None]
-    ) -> tuple[Constraint | None, Request]:
-        constraint = resolve(schema, regex, grammar, choices)
-        return constraint, self._request(self._encode(prompt), params, constraint, sink)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        ids = self._loaded.tokenizer.encode(prompt, special=True, bos=self._wants_bos) if isinstance(prompt, str) else [int(t) for t in prompt]
-        if not ids:
-            raise ValueError("the prompt is empty; give at least one token")
-        size = self._loaded.config.vocab_size
-        wrong = next((t for t in ids if not 0 <= t < size), None)
-        if wrong is not None:
-            raise ValueError(f"the prompt contains the token id {wrong}, but this model's ids go from 0 to {size - 1}")
-        return ids
-
-    def _request(self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, sink: Callable[..., None]) -> Request:
+    def _streams(self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, whole: bool) -> list[EventStream]:
+        """Queues a request and returns the streams of its outputs."""
+        _check_outputs(params, whole)
         self._loop.check_usable()
-        total = len(prompt) + params.max_tokens
-        if total > self.max_context:
-            raise ContextTooLong(
-                total, self.max_context, f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens} exceed the context of {self.max_context} tokens; "
-                + ("shorten the prompt" if len(prompt) >= self.max_context else f"shorten the prompt or lower max_tokens to {self.max_context - len(prompt)}"),
-            )  # fmt: skip
-        pool = self._scheduler.pool
-        if not pool.fits(total):
-            need = f"{len(prompt)} prompt tokens and max_tokens={params.max_tokens} need more keys and values than the {pool.capacity} tokens that fit; "
-            raise ContextTooLong(total, pool.capacity, need + "raise kv_memory, or lower max_tokens")
-        matcher = None
-        if constraint is not None:
-            matcher = constraint.grammar.matcher(self.vocabulary)
-            if params.budget_guard:
-                matcher.check_budget(params.max_tokens)
-            else:
-                matcher.completion_tokens()  # can the vocabulary spell it at all?
-        number = next(self._counter)
-        first, second, *_ = philox(self._seed, number, stream=1)
-        seed = (first << 32 | second) if params.seed is None else params.seed
-        output = OutputText(self._loaded.tokenizer.detokenizer(continuation=True), params.stop, params.include_stop)
-        return Request(prompt, params, sink, output, seed=seed, matcher=matcher)
+        arrived: list[Arrived] = [queue.SimpleQueue() for _ in range(params.n)]
+        first = self._intake.request(self._intake.encode(prompt), params, constraint, [a.put for a in arrived])
+        requests = [first, *first.siblings]
+        self._loop.submit(first)
+        return [EventStream(r, a, lambda outcome: self._intake.conclude(outcome, params, constraint)) for r, a in zip(requests, arrived, strict=True)]
 
-    def _generation(self, outcome: Outcome | BaseException, params: SamplingParams, constraint: Constraint | None) -> Generation:
-        """The caller's view of how a request ended. Raises its error, or GenerationTruncated."""
-        if isinstance(outcome, BaseException):
-            raise outcome
-        if outcome.finish_reason == "timeout" and not params.allow_truncated:
-            raise GenerationTimeout(
-                f"timeout={params.timeout:g} s passed after {len(outcome.token_ids)} tokens; allow more time, or pass allow_truncated=True to get the text",
-                outcome.text,
-            )
-        value = None
-        if constraint is not None:
-            complete = outcome.complete or (outcome.stop_string is not None and self._accepts(constraint, outcome.text))
-            if not complete and not params.allow_truncated:
-                how = f"the stop string {outcome.stop_string!r} came" if outcome.stop_string else f"max_tokens={params.max_tokens} was reached"
-                raise GenerationTruncated(
-                    f"{how} before the output satisfied its grammar; leave the budget guard on, or pass allow_truncated=True to get the text", outcome.text
-                )
-            if complete and constraint.parse is not None:
-                value = constraint.parse(outcome.text)
-        usage = replace(outcome.usage, load_s=self.load_s)
-        return Generation(outcome.text, value, outcome.token_ids, outcome.finish_reason, usage, outcome.stop_string)
+    async def _events(self, prompt: Prompt, params: SamplingParams, wanted: tuple[Any, ...], *, whole: bool) -> AsyncGenerator[tuple[int, Event], None]:
+        """Queues a request and yields the events of all its outputs, each with the number of its output. wanted: see resolve."""
+        _check_outputs(params, whole)
+        arrived: asyncio.Queue[tuple[int, TokenEvent | Outcome | BaseException]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
 
-    def _accepts(self, constraint: Constraint, text: str) -> bool:
-        matcher = constraint.grammar.matcher(self.vocabulary)
+        def sink(place: int, event: TokenEvent | Outcome | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, (place, event))
+            except RuntimeError:  # the caller's event loop is gone, and with it everyone who could listen
+                requests[place].cancel()
+
+        def prepare() -> tuple[Constraint | None, Request]:
+            self._loop.check_usable()
+            constraint = resolve(*wanted)
+            return constraint, self._intake.request(self._intake.encode(prompt), params, constraint, [partial(sink, i) for i in range(params.n)])
+
+        constraint, first = await asyncio.to_thread(prepare)
+        requests = [first, *first.siblings]
         try:
-            matcher.accept_bytes(text.encode())
-        except GrammarViolation:
-            return False
-        return matcher.is_accepting
+            self._loop.submit(first)
+            running = params.n
+            while running:
+                place, event = await arrived.get()
+                if not isinstance(event, TokenEvent):
+                    running -= 1
+                yield place, event if isinstance(event, TokenEvent) else FinishEvent(self._intake.conclude(event, params, constraint))
+        finally:
+            for request in requests:
+                request.cancel()
 
 
-def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int]) -> Scheduler:
+def _check_outputs(params: SamplingParams, whole: bool) -> None:
+    if params.n > 1 and not whole:
+        raise ValueError(f"n={params.n} outputs cannot be streamed as one; use generate or agenerate without on_event, or one stream per output")
+
+
+def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Generation:
+    """Runs a stream to its end."""
+    for event in stream:
+        if on_event is not None:
+            on_event(event)
+    assert isinstance(event, FinishEvent)  # a stream without one raises
+    return event.generation
+
+
+def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:
     """The engine's inner parts around a loaded model."""
     model, c = loaded.model, loaded.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, model.dtype, model.device)
@@ -356,21 +348,4 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int
     runner = TorchRunner(model, pool, model.device, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits)
-
-
-def _puts_bos(tokenizer: Tokenizer) -> bool:
-    """Whether the model's own tokenizer begins every text with its first token (Llama and Gemma do, SmolLM and Qwen do not)."""
-    first = tokenizer.raw.encode("a", add_special_tokens=True).ids[:1]
-    return tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
-
-
-def _compile_kernels_once(progress: Callable[..., None] | None) -> None:
-    """Compiles the grammar kernels if this machine has not yet, showing that it does: it takes about a minute."""
-    from agentkit.grammars.warmup import compile_kernels, kernels_cached
-
-    if not kernels_cached():
-        with progress_or_default(progress) as report:
-            report("compiling the grammar kernels (once on this machine)", 0, 1)
-            compile_kernels()
-            report("compiling the grammar kernels (once on this machine)", 1, 1)
+    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)

@@ -21,6 +21,10 @@ from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
 __all__ = ["PAGE", "KVPool", "KVSequence", "KVShape"]
 
 
+LOADER = 1
+"""Number of whoever puts pages there that no sequence computed."""
+
+
 @dataclass(frozen=True)
 class KVShape:
     """layers, kv_heads, head_dim of the model; dtype and device of keys and values."""
@@ -108,7 +112,7 @@ class KVPool:
         self._pages = PageAllocator(self.page_count)
         self.tree = PrefixTree(self._pages, enabled=prefix_caching, digest=digest)
         self._live: dict[int, KVSequence] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(LOADER + 1)
 
     # -- how full it is -----------------------------------------------------------------------------------------
 
@@ -272,6 +276,28 @@ class KVPool:
         sequence.pages = []
         self.tree.leave(sequence.root)
         return last
+
+    def put(self, parent: Node, tokens: tuple[int, ...], data: torch.Tensor) -> Node | None:
+        """A page with given contents [L, 2, KV, len(tokens), D] in the tree after `parent`, held until `let_go`; None without room."""
+        there, shared = self.tree.match_part(parent, tokens)
+        if there is not None and shared == len(tokens):
+            self._pages.retain(there.page)
+            return there
+        if self._pages.free == 0:
+            self.tree.evict(1)
+        taken = self._pages.allocate(1, LOADER, parent.page if parent.page >= 0 else None, 1)
+        if taken is None:
+            return None
+        slot = taken[0] * PAGE
+        self.data[:, :, :, slot : slot + len(tokens)].copy_(data)
+        node = self.tree.insert(parent, tokens, taken[0])
+        if node is None:
+            self._pages.release(taken[0])
+        return node
+
+    def let_go(self, node: Node) -> None:
+        """Ends the hold of `put`."""
+        self._give_back(node.page)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if references do not add up, a page is in two places, or contents and index disagree."""

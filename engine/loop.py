@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Scheduler
 from agentkit.errors import EngineError
+
+T = TypeVar("T")
 
 JOIN_SECONDS = 30.0  # a step takes at most a few seconds
 
@@ -27,6 +33,11 @@ class EngineLoop:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._broken: BaseException | None = None
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+
+    @property
+    def is_usable(self) -> bool:
+        return not self._closed and self._broken is None and os.getpid() == self._pid
 
     def check_usable(self) -> None:
         """Raises EngineError if the engine is closed, broken, or was inherited through fork()."""
@@ -47,10 +58,24 @@ class EngineLoop:
             if self._closed:
                 raise EngineError("the engine is closed; create a new one")
             self._scheduler.submit(request)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._wake.notify()
+            self._wake_up()
+
+    def call(self, job: Callable[[], T]) -> Future[T]:
+        """Runs `job` on the engine thread between two steps. Raises EngineError; what the job raises is in the future."""
+        self.check_usable()
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closed:
+                raise EngineError("the engine is closed; create a new one")
+            self._jobs.append((job, future))
+            self._wake_up()
+        return future
+
+    def _wake_up(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._wake.notify()
 
     def close(self) -> None:
         """Ends all requests with EngineError and the thread; later calls do nothing. Does nothing in a forked child."""
@@ -67,7 +92,9 @@ class EngineLoop:
         error: BaseException = EngineError("the engine was closed while this request was in it")
         try:
             while self._wait_for_work():
-                self._scheduler.step()
+                self._run_jobs()
+                if self._scheduler.has_work:
+                    self._scheduler.step()
         except BaseException as failure:  # noqa: BLE001 - a bug of ours: nobody may wait for ever, and the next caller is told
             self._broken = failure
             error = failure
@@ -75,10 +102,20 @@ class EngineLoop:
             with self._wake:  # after this no submit gets through, so nothing is left behind
                 self._closed = True
             self._scheduler.abort_all(error)
+            for _, future in self._jobs:
+                future.set_exception(EngineError(f"the engine ended before this was done: {error}"))
+
+    def _run_jobs(self) -> None:
+        while self._jobs:
+            job, future = self._jobs.popleft()
+            try:
+                future.set_result(job())
+            except Exception as error:  # noqa: BLE001 - belongs to whoever waits for the future
+                future.set_exception(error)
 
     def _wait_for_work(self) -> bool:
         """Blocks until there is work (True) or the engine is closed (False)."""
         with self._wake:
-            while not self._closed and not self._scheduler.has_work:
+            while not self._closed and not self._scheduler.has_work and not self._jobs:
                 self._wake.wait()
             return not self._closed

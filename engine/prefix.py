@@ -103,6 +103,9 @@ class PrefixTree:
         """The node of a page."""
         return self._nodes.get(page)
 
+    def is_pinned(self, node: Node) -> bool:
+        return bool(self._pins[node.page])
+
     def is_idle(self, node: Node) -> bool:
         """Whether only the tree holds this page and it may be evicted (after what lies below it)."""
         return bool(self._pins[node.page] == 0 and self._pages.references[node.page] == 1)

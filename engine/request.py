@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.prefix import domain
+from agentkit.engine.prefix import Node, domain
 from agentkit.engine.text import OutputText
 from agentkit.errors import AgentKitError, EngineError
 
@@ -38,7 +38,7 @@ class Usage:
     cached_tokens: of the prompt, found already computed.
     forced_tokens: of the output, those the grammar forced; they were never sampled.
     drafted_tokens, accepted_tokens: proposed by speculation, and kept.
-    forwards: runs of the model for this request, prefill included.
+    forwards: runs of the model for this request, prefill included.        preemptions: times it lost its memory to others.
     queue_s: submit until it was admitted.      ttft_s: submit until the first sampled token (None if there was none).
     tpot_s: mean time per output token after that one, forced ones included (None without any).     total_s: submit until the end.
     load_s: time the engine took to load its model, paid once and before the first request.
@@ -56,6 +56,25 @@ class Usage:
     tpot_s: float | None = None
     total_s: float = 0.0
     load_s: float = 0.0
+    preemptions: int = 0
+
+    @property
+    def tps(self) -> float | None:
+        """Output tokens per second after the first sampled one; None without any."""
+        return 1.0 / self.tpot_s if self.tpot_s else None
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability (natural) of a token of the output in the constrained distribution: over the tokens that were allowed, after
+    penalties and biases, before temperature and truncation. Forced tokens have 0.0.
+
+    top: the likeliest tokens there and their log-probabilities, as many as were asked for, the likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,9 @@ class Generation:
 
     text: the output.           token_ids: its tokens, without the stop token.
     value: with a schema: the parsed JSON, or the validated instance where the schema is a type; else None.
-    finish_reason: "stop" or "length".      stop_string: the stop string that ended it, if one did.
+    finish_reason: "stop", "length", or (with allow_truncated) "timeout".      stop_string: the stop string that ended it, if one did.
+    logprobs: one per token of token_ids; None unless asked for.
+    alternatives: with n > 1 the other n-1 outcomes, each with its own usage.
     """
 
     text: str
@@ -73,12 +94,14 @@ class Generation:
     finish_reason: FinishReason
     usage: Usage
     stop_string: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    alternatives: tuple[Generation, ...] = ()
 
 
 @dataclass(frozen=True)
 class TokenEvent:
     """Tokens that were just decided. `text` is what can be shown now: it may lag behind `token_ids` where a character or
-    a stop string is still open, and may be empty. `forced`: the grammar left no choice.
+    a stop string is still open, and may be empty. `forced`: the grammar left no choice. `logprobs`: per token, if asked for.
 
     The concatenated texts of a stream are the text of its Generation.
     """
@@ -86,6 +109,7 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     text: str
     forced: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +138,7 @@ class Outcome:
     usage: Usage
     complete: bool
     stop_string: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 Sink = Callable[["TokenEvent | Outcome | BaseException"], None]
@@ -151,11 +176,16 @@ class Request:
         self.state = State.WAITING
         self.clock = Clock()
         self.domain = domain(salt=params.cache_salt)  # whose computed prefixes it may share
-        self.rank = (0, 0)  # set when it is queued; the smallest is served first
+        self.rank = (0, 0, 0)  # set when it is queued; the smallest is served first
         self.served = 0  # the last step that gave it tokens
         self.cached = self.forced = self.forwards = self.preemptions = self.drafted = self.accepted = 0
         self.draft_state: Any = None  # notes of whoever guesses its tokens
         self.features: Any = None  # the model's last hidden states [N, E], for those who guess from them
+        self.logprobs: list[TokenLogprob] = []
+        self.siblings: list[Request] = []  # further outputs of the same prompt, until they run
+        self.prefill_only = False  # compute the prompt, sample nothing
+        self.on_kept: Callable[[Node | None], None] | None = None  # told which node of the prefix tree holds what it computed
+        self.on_end: Callable[[Request], None] | None = None  # told on the engine thread, before the sink
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self._cancelled = threading.Event()
@@ -185,10 +215,10 @@ class Request:
         """Asks the engine to drop this request within a step; safe from any thread, any number of times."""
         self._cancelled.set()
 
-    def add(self, token_ids: list[int], *, forced: bool = False) -> None:
+    def add(self, token_ids: list[int], *, forced: bool = False, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Decided tokens: known from now on, computed with the next forward, shown to the client now.
 
-        Tokens after the one that completed a stop string are dropped.
+        logprobs: theirs, where they were asked for and are not certain. Tokens after the one that completed a stop string are dropped.
         """
         text = ""
         taken: list[int] = []
@@ -200,7 +230,11 @@ class Request:
         self.tokens += taken
         self.forced += len(taken) if forced else 0
         self._stamp(len(taken), forced)
-        self.sink(TokenEvent(tuple(taken), text, forced))
+        if self.params.logprobs is not None:
+            certain = [TokenLogprob(t, 0.0, ((t, 0.0),)[: self.params.logprobs]) for t in taken] if forced else ()
+            logprobs = tuple(logprobs[: len(taken)]) or certain
+            self.logprobs += logprobs
+        self.sink(TokenEvent(tuple(taken), text, forced, tuple(logprobs)))
 
     def _stamp(self, count: int, forced: bool) -> None:
         """The clock of TTFT starts at the first *sampled* token: what is forced before it took no forward."""
@@ -216,7 +250,9 @@ class Request:
         tail = self.output.finish()
         if tail:
             self.sink(TokenEvent((), tail))
-        self.outcome = Outcome(self.output.text, tuple(self.tokens[len(self.prompt) :]), reason, self.usage(), complete, self.output.stopped)
+        written = tuple(self.tokens[len(self.prompt) :])
+        logprobs = None if self.params.logprobs is None else tuple(self.logprobs)
+        self.outcome = Outcome(self.output.text, written, reason, self.usage(), complete, self.output.stopped, logprobs)
         self._end(self.outcome)
 
     def fail(self, error: BaseException) -> None:
@@ -231,6 +267,8 @@ class Request:
     def _end(self, last: Outcome | BaseException) -> None:
         if self.state is not State.FINISHED:
             self.state = State.FINISHED
+            if self.on_end is not None:
+                self.on_end(self)
             self.sink(last)
 
     def usage(self) -> Usage:
@@ -251,4 +289,5 @@ class Request:
             ttft_s=ttft,
             tpot_s=tpot,
             total_s=now - c.submitted,
+            preemptions=self.preemptions,
         )

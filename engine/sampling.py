@@ -1,7 +1,7 @@
 """From one row of logits and one mask row to one token.
 
 Inputs: logits float32 [V] on the host, a packed mask (uint32 [ceil(width/32)], bit i%32 of word i//32 = token i) or None,
-and SamplingParams. Order: penalties, mask, temperature, top-k, top-p, min-p, draw. V may be wider than the vocabulary
+and SamplingParams. Order: penalties and biases, mask, temperature, top-k, top-p, min-p, draw. V may be wider than the vocabulary
 (padding columns are never chosen) and the mask wider than V. Randomness is a function of (seed, position) alone, so a
 request's stream depends on nothing beside it, and no global generator is read or moved.
 This module knows nothing of requests, grammars or torch.
@@ -9,7 +9,7 @@ This module knows nothing of requests, grammars or torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,28 @@ def penalise(logits: Floats, seen: Collection[int], penalty: float) -> Floats:
     return out
 
 
+def adjust(logits: Floats, params: SamplingParams, seen: Collection[int], written: Sequence[int]) -> Floats:
+    """Logits with penalties and biases, a copy where there are any; -inf stays -inf.
+
+    seen: ids of prompt and output.   written: ids of the output; each presence and every occurrence costs its penalty (as in
+    OpenAI's API, where the prompt is not penalised).
+    """
+    if params.repetition_penalty != 1.0 and seen:
+        logits = penalise(logits, seen, params.repetition_penalty)
+    counted = (params.presence_penalty or params.frequency_penalty) and len(written)
+    if not counted and not params.logit_bias:
+        return logits
+    out = logits.copy()
+    if counted:
+        ids, counts = np.unique(np.asarray(written, np.int64), return_counts=True)
+        keep = ids < out.size
+        out[ids[keep]] -= params.presence_penalty + params.frequency_penalty * counts[keep]
+    for token, bias in params.logit_bias.items():
+        if token < out.size:
+            out[token] += bias
+    return out
+
+
 def sample(
     logits: Floats,
     mask: npt.NDArray[np.uint32] | None,
@@ -80,17 +102,17 @@ def sample(
     position: int = 0,
     stream: int = 0,
     seen: Collection[int] = (),
+    written: Sequence[int] = (),
 ) -> int:
     """One token id.
 
-    logits: float32 [V], one row.   vocab_size: ids from here on are padding.   seen: ids for the repetition penalty.
+    logits: float32 [V], one row.   vocab_size: ids from here on are padding.   seen, written: ids for the penalties, see `adjust`.
     seed, position, stream: the request's seed (any 64-bit integer), the index of the token in its output, and which draw for it this is.
 
     Raises NumericalError if the row has NaN or +inf, or the mask leaves nothing with a finite logit.
     """
     check_finite(logits)
-    if params.repetition_penalty != 1.0 and seen:
-        logits = penalise(logits, seen, params.repetition_penalty)
+    logits = adjust(logits, params, seen, written)
     size = min(logits.size, vocab_size)
     if params.greedy:
         allowed = logits[:size] if mask is None else np.where(unpack_mask(mask, size), logits[:size], -np.inf)
@@ -102,6 +124,22 @@ def sample(
     if not ids.size or logits[ids].max() == -np.inf:
         raise _stuck(mask, size)
     return _draw(ids, logits[ids].astype(np.float64), params, uniform(seed, position, stream))
+
+
+def log_probabilities(
+    logits: Floats, mask: npt.NDArray[np.uint32] | None, params: SamplingParams, token: int, *, vocab_size: int, seen: Collection[int], written: Sequence[int]
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Natural log-probability of `token`, and the params.logprobs likeliest tokens with theirs, in the constrained distribution.
+
+    That is the softmax over the allowed tokens, after penalties and biases, before temperature and truncation.
+    """
+    logits = adjust(logits, params, seen, written)[:vocab_size].astype(np.float64)
+    ids = np.arange(logits.size) if mask is None else np.flatnonzero(unpack_mask(mask, logits.size))
+    values = logits[ids]
+    values = values - values.max()
+    values -= np.log(np.exp(values).sum())
+    likeliest = _heaviest(values, min(params.logprobs or 0, ids.size))[: params.logprobs or 0] if params.logprobs else ()
+    return float(values[np.searchsorted(ids, token)]), tuple((int(ids[i]), float(values[i])) for i in likeliest if np.isfinite(values[i]))
 
 
 def _stuck(mask: npt.NDArray[np.uint32] | None, size: int) -> NumericalError:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
 from agentkit.engine.kv import KVPool
+from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.speculation.speculator import Speculator
@@ -43,8 +44,11 @@ class Scheduler:
     Rank: the higher priority first, of equals the one that was submitted first.
     """
 
-    def __init__(self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits, speculator: Speculator | None = None) -> None:
+    def __init__(
+        self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits, speculator: Speculator | None = None, metrics: Metrics | None = None
+    ) -> None:
         self.pool = pool
+        self.metrics = metrics or Metrics()
         self._runner = runner
         self._advancer = advancer
         self._speculator = speculator
@@ -62,7 +66,9 @@ class Scheduler:
             if len(self._waiting) >= self._limits.max_queue + free:
                 raise EngineBusy(f"{len(self._waiting)} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
             self._submitted += 1
-            request.rank = (-request.params.priority, self._submitted)
+            for number, each in enumerate((request, *request.siblings)):
+                each.rank = (-each.params.priority, self._submitted, number)
+                each.on_end = self.metrics.record
             insort(self._waiting, request, key=_rank)
 
     @property
@@ -82,17 +88,20 @@ class Scheduler:
         plan = self._plan()
         if not plan:
             return
+        self.metrics.steps += 1
+        self.metrics.step_tokens += sum(span.size for _, span in plan)
         for (request, span), outcome in zip(plan, self._timed([s for _, s in plan]), strict=True):
             self._advance(request, span, outcome)
         self.running = [r for r in self.running if r.state is State.RUNNING]
 
     def abort_all(self, error: BaseException) -> None:
         """Ends every request with `error`."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for request in [*self.running, *waiting]:
-            self._fail(request, error)
-        self.running = []
+        while self.running or self._waiting:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            running, self.running = self.running, []
+            for request in [*running, *waiting]:
+                self._fail(request, error)
 
     # -- who runs -----------------------------------------------------------------------------------------------
 
@@ -107,8 +116,8 @@ class Scheduler:
             if request.cancelled:
                 self._fail(request, EngineError("the request was cancelled"))
             else:
-                self._release(request, keep=True)
                 request.finish("timeout", complete=False)
+                self._release(request, keep=True)
         if over:
             self.running = [r for r in self.running if r.state is State.RUNNING]
 
@@ -133,7 +142,8 @@ class Scheduler:
             return False
         return not self.running or self.pool.can_start(request.tokens, request.domain, spare=len(self.running) + 1)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request, fork: Request | None = None) -> None:
+        """Makes a request run. fork: one whose pages hold all that this one knows."""
         first_time = request.clock.admitted is None
         request.state = State.RUNNING
         try:
@@ -142,10 +152,15 @@ class Scheduler:
                 self._advancer.begin(request)
             if request.state is State.RUNNING:
                 room = len(request.prompt) + request.params.max_tokens
-                request.sequence = self.pool.start(request.tokens, request.domain, room)
+                if fork is not None and fork.sequence is not None and fork.tokens == request.tokens:
+                    request.sequence = self.pool.fork(fork.sequence)
+                else:
+                    request.sequence = self.pool.start(request.tokens, request.domain, room)
                 if first_time:
                     request.cached = min(request.computed, len(request.prompt))
                 self.running.append(request)
+            else:
+                self._release(request, keep=True)
         except Exception as error:  # noqa: BLE001 - whatever a grammar raises belongs to this request and reaches its caller
             self._fail(request, error)
 
@@ -154,9 +169,9 @@ class Scheduler:
         self._release(request, keep=True)
         request.state = State.WAITING
         request.preemptions += 1
+        self.metrics.preemptions += 1
         self.running.remove(request)
-        with self._lock:
-            insort(self._waiting, request, key=_rank)
+        self._enqueue(request)
 
     def _too_large(self, request: Request) -> EngineError:
         return EngineError(
@@ -231,8 +246,8 @@ class Scheduler:
         """The next `count` tokens of a request, with a draft behind them if they are all that is known. size: tokens of the step so far."""
         assert request.sequence is not None
         start = request.computed
-        tokens, last = tuple(request.tokens[start : start + count]), start + count == len(request.tokens)
-        draft = self._speculator.draft(request, size) if self._speculator is not None and last else None
+        tokens, last = tuple(request.tokens[start : start + count]), start + count == len(request.tokens) and not request.prefill_only
+        draft = self._speculator.draft(request, size) if self._speculator is not None and last and not request.siblings else None
         if draft is not None and not self.pool.reserve(request.sequence, start + count + len(draft)):
             draft = None  # guesses take nobody's memory
         return Span(request.sequence, tokens, rows=int(last), draft=draft)
@@ -261,7 +276,10 @@ class Scheduler:
             if span.draft is not None:
                 self._settle(request, span.draft, outcome)
             elif outcome.shape[0]:
+                self._branch(request, outcome[-1])
                 self._advancer.advance(request, outcome[-1])
+            elif request.prefill_only and request.computed == len(request.tokens):
+                request.finish("stop", complete=True)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return
@@ -274,18 +292,40 @@ class Scheduler:
         kept = self._speculator.settle(request, draft, rows, self._advancer)
         self.pool.keep(request.sequence, kept, [draft.tokens[node] for node in kept])
 
+    def _branch(self, request: Request, logits: Logits) -> None:
+        """The prompt of several outputs is computed: the others go on from the same pages, as far as there is room to run."""
+        siblings, request.siblings = request.siblings, []
+        for sibling in siblings:
+            if len(self.running) >= self._limits.max_running or sibling.cancelled:
+                self._enqueue(sibling)
+                continue
+            self._start(sibling, fork=request)
+            if sibling.state is State.RUNNING and sibling.computed == len(sibling.tokens):
+                assert sibling.sequence is not None
+                self._advance(sibling, Span(sibling.sequence, ()), logits.reshape(1, -1))
+
+    def _enqueue(self, request: Request) -> None:
+        with self._lock:
+            insort(self._waiting, request, key=_rank)
+
     def _fail(self, request: Request, error: BaseException) -> None:
         sound = isinstance(error, AgentKitError) and not isinstance(error, NumericalError)
-        self._release(request, keep=sound)  # what a failed forward or NaN left behind serves nobody
         request.fail(error)
+        self._release(request, keep=sound)  # what a failed forward or NaN left behind serves nobody
 
     def _release(self, request: Request, *, keep: bool) -> None:
         if request.sequence is not None:
             sequence, request.sequence = request.sequence, None
             if self._speculator is not None:
                 self._speculator.release(request)
-            self.pool.release(sequence, keep=keep)
+            node = self.pool.release(sequence, keep=keep)
+            if request.on_kept is not None and request.outcome is not None:
+                request.on_kept(node)
+        if request.state is State.FINISHED:
+            siblings, request.siblings = request.siblings, []  # it never came to branching: they run on their own
+            for sibling in siblings:
+                self._enqueue(sibling)
 
 
-def _rank(request: Request) -> tuple[int, int]:
+def _rank(request: Request) -> tuple[int, int, int]:
     return request.rank

@@ -13,6 +13,7 @@ import pytest
 import agentkit.engine
 from agentkit import Agent, tool
 from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, Usage
+from agentkit.errors import EngineError
 from agentkit.local_model import LocalModel
 from agentkit.messages import UserMessage
 from agentkit.model import CallClosed, ModelToken, Sampling, TextPiece, ToolSpec, TurnEnd, TurnRequest
@@ -34,11 +35,20 @@ class FakeEngine:
         self.options: list[dict[str, Any]] = []
         self.encoding_threads: list[str] = []
         self.closed_streams = self.closed = 0
+        self.pinned: list[tuple[Any, Any]] = []
+        self.released = 0
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         self.chats.append(messages)
         self.encoding_threads.append(threading.current_thread().name)
         return [1, 2, 3]
+
+    def pin(self, messages: list[dict[str, Any]], tools: Any, *, wait: bool) -> Any:
+        assert not wait
+        if "too long" in str(messages):
+            raise EngineError("too long to be pinned")
+        self.pinned.append((messages, tools))
+        return SimpleNamespace(release=lambda: setattr(self, "released", self.released + 1))
 
     async def astream(self, prompt: list[int], **options: Any) -> AsyncIterator[Event]:
         assert prompt == [1, 2, 3]
@@ -103,6 +113,20 @@ async def test_grammars_are_compiled_once_for_the_same_turn(compiled: list[TurnR
     for request in asked:
         assert [event async for event in model.stream_turn(request)]
     assert [request.tool_choice for request in compiled] == ["auto", "required", "auto", "auto"]
+
+
+async def test_instructions_and_tools_are_pinned_once(compiled: list[TurnRequest]) -> None:
+    engine = FakeEngine(*["x"] * 9)
+    model = LocalModel(engine)
+    for instructions in ("One.", "One.", "too long", "Two.", "Three.", "Four.", "Five.", "Five."):
+        request = TurnRequest([UserMessage(content="Q")], instructions, [SPEC])
+        assert [event async for event in model.stream_turn(request)]
+    assert [len(messages) for messages, _ in engine.pinned] == [1] * 5
+    assert engine.released == 1
+    assert [event async for event in model.stream_turn(TurnRequest([UserMessage(content="Q")]))]  # nothing to pin
+    model.close()
+    assert engine.released == 5
+    assert len(engine.pinned) == 5
 
 
 async def test_leaving_early_closes_the_engines_stream(compiled: list[TurnRequest]) -> None:

@@ -1,0 +1,131 @@
+"""Pins: prefixes whose keys and values stay, and their way to disk and back, as an application sees them.
+
+Inputs: the engine's loop, pool and intake. All work on pages happens on the engine thread; handles may be used from any.
+This module knows nothing of models or of how a request is scheduled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+
+from agentkit.engine.kv import KVPool, pages_for
+from agentkit.engine.loop import EngineLoop
+from agentkit.engine.prefix import Node
+from agentkit.engine.prefix_file import load_prefixes, save_prefixes
+from agentkit.engine.request import Outcome, Request, TokenEvent
+from agentkit.errors import EngineError
+
+MOST = 0.75
+"""Pins may hold at most this share of the pages, so that requests always get on."""
+
+
+class Pin:
+    """A prefix that eviction may not touch, until `release()` or the end of a `with` block. `tokens`: its length."""
+
+    def __init__(self, pool: KVPool, loop: EngineLoop, tokens: int) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._node: Node | None = None
+        self._done: Future[None] = Future()
+        self._released = False
+        self._lock = threading.Lock()
+        self.tokens = tokens
+
+    def wait(self, timeout: float | None = None) -> Pin:
+        """Blocks until the prefix is computed. Raises what went wrong, or TimeoutError after `timeout` seconds."""
+        self._done.result(timeout)
+        return self
+
+    def release(self) -> None:
+        """The prefix may be evicted from now on; later calls do nothing."""
+        with self._lock:
+            released, self._released = self._released, True
+        if not released and self._loop.is_usable:
+            self._loop.call(self._unpin)
+
+    def kept(self, node: Node | None) -> None:
+        """On the engine thread: the prefix is computed and lies at `node`."""
+        if node is not None and not self._released:
+            self._pool.tree.pin(node)
+            self._node = node
+
+    def heard(self, event: TokenEvent | Outcome | BaseException) -> None:
+        """The sink of the request that computes the prefix; runs before `kept`, so waiting ends through the loop."""
+        if isinstance(event, BaseException):
+            self._done.set_exception(event)
+
+    def finish(self) -> None:
+        """On the engine thread, after `kept`."""
+        if self._node is None and not self._released:
+            self._done.set_exception(EngineError("the prefix could not be kept; prefix_caching is off, or its pages collide with others"))
+        else:
+            self._done.set_result(None)
+
+    def _unpin(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            self._pool.tree.unpin(node)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class PrefixCache:
+    """The engine's computed prefixes: `engine.prefix`.
+
+    model: digest of the model and of how it is computed, asked for when files are written or read.
+    """
+
+    def __init__(self, pool: KVPool, loop: EngineLoop, model: Callable[[], str]) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._model = model
+
+    def pin(self, request: Request, *, wait: bool) -> Pin:
+        """Computes a prefill request's prompt and pins it. Raises EngineError if pins would hold too much."""
+        pool = self._pool
+        if not pool.tree.enabled:
+            raise EngineError("prefix_caching is off, so nothing can be pinned; create the engine with prefix_caching=True")
+        if pages_for(len(request.prompt)) + pool.tree.pinned > MOST * pool.page_count:
+            raise EngineError(
+                f"{len(request.prompt)} tokens cannot be pinned: pins hold {pool.tree.pinned} of {pool.page_count} pages and may hold {MOST:.0%}; "
+                "release others or raise kv_memory"
+            )
+        pin = Pin(pool, self._loop, len(request.prompt))
+
+        def kept(node: Node | None) -> None:
+            pin.kept(node)
+            pin.finish()
+
+        request.on_kept = kept
+        request.sink = pin.heard
+        self._loop.submit(request)
+        return pin.wait() if wait else pin
+
+    def save(self, path: str | Path, *, pinned_only: bool = True) -> int:
+        """Writes pinned prefixes (or all that is cached) to one file, atomically; returns how many tokens.
+
+        A later engine with the same model and settings starts warm from it. Prefixes of salted requests are never written.
+        """
+        model = self._model()
+        return self._loop.call(lambda: save_prefixes(self._pool, Path(path), model, pinned_only=pinned_only)).result()
+
+    def load(self, path: str | Path) -> int:
+        """Takes in a file that `save` wrote, as far as there is room; returns how many tokens can be used now.
+
+        What was loaded is not pinned: pin what must stay. Raises FileNotFoundError, and EngineError for a file that is damaged,
+        of another version, or of another model or precision.
+        """
+        model = self._model()
+        return self._loop.call(lambda: load_prefixes(self._pool, Path(path), model)).result()
+
+    def clear(self) -> None:
+        """Forgets all that is not pinned or in use."""
+        self._loop.call(self._pool.tree.clear).result()

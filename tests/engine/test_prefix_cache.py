@@ -1,0 +1,143 @@
+"""Pins and prefix files through the public engine, and the equality of cached and uncached results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentkit.engine import Engine
+from agentkit.errors import EngineError
+from tests.engine.loaded import loaded_model
+from tests.engine.tiny import Bench, TinyDecoder, greedy_without_cache
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    engines: list[Engine] = []
+
+    def build(**options: Any) -> Engine:
+        seed = options.pop("seed_of_weights", 0)
+        engines.append(Engine(loaded_model(tmp_path / "model", seed=seed), threads=1, **options))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+PAGES_100 = 100 * 256 * 32  # bytes of 100 pages of the tiny model
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 64, 65, 96])
+def test_results_are_those_without_a_cache_at_every_edge(length: int) -> None:
+    bench = Bench(TinyDecoder())
+    rng = random.Random(length)
+    base = [rng.randrange(250) for _ in range(length)]
+    for tail in ([], [7], [7, 8], base[:5]):
+        prompt = [*base, *tail]
+        for _ in range(2):
+            done = bench.complete(prompt, max_tokens=5)
+            assert done.tokens[len(prompt) :] == greedy_without_cache(bench.model, prompt, 5)
+        assert done.cached == len(prompt) - 1
+
+
+def test_results_survive_a_storm_of_evictions() -> None:
+    bench = Bench(TinyDecoder(), pages=14)
+    rng = random.Random(1)
+    bases = [[rng.randrange(250) for _ in range(100)] for _ in range(3)]
+    for _ in range(40):
+        prompt = [*rng.choice(bases)[: rng.randrange(1, 101)], *(rng.randrange(250) for _ in range(rng.randrange(4)))]
+        done = bench.complete(prompt, max_tokens=3)
+        assert done.tokens[len(prompt) :] == greedy_without_cache(bench.model, prompt, 3)
+    assert bench.pool.tree.evicted > 20
+
+
+def test_a_pinned_prefix_outlives_others(make: Make) -> None:
+    engine = make(kv_memory=PAGES_100)
+    system = [{"role": "system", "content": "be brief " * 20}]
+    with engine.pin(system) as pin:
+        for i in range(40):
+            engine.generate([i] * 200, max_tokens=2)
+        stats = engine.stats()
+        assert stats.evicted_pages > 0
+        assert stats.pinned_pages == -(-pin.tokens // 32)
+        warm = engine.chat([*system, {"role": "user", "content": "hello"}], max_tokens=2)
+        assert warm.usage.cached_tokens >= pin.tokens
+    pin.release()  # a second time does nothing
+    for i in range(40):
+        engine.generate([100 + i] * 200, max_tokens=2)
+    assert engine.stats().pinned_pages == 0
+    assert engine.chat([*system, {"role": "user", "content": "hello"}], max_tokens=2).usage.cached_tokens == 0
+
+
+def test_pins_know_their_limits(make: Make) -> None:
+    engine = make(kv_memory=PAGES_100)
+    with pytest.raises(EngineError, match="may hold 75%"):
+        engine.pin(prompt=[1] * 2500)
+    with pytest.raises(ValueError, match="either messages"):
+        engine.pin()
+    with pytest.raises(EngineError, match="prefix_caching is off"):
+        make(prefix_caching=False).pin(prompt="hello")
+    salted = engine.pin(prompt=[5] * 100, cache_salt="a")
+    assert engine.generate([5] * 101, max_tokens=1).usage.cached_tokens == 0
+    assert engine.generate([5] * 101, max_tokens=1, cache_salt="a").usage.cached_tokens == 100
+    salted.release()
+
+
+def test_a_pin_need_not_be_waited_for(make: Make) -> None:
+    engine = make()
+    pin = engine.pin(prompt=[3] * 300, wait=False)
+    assert engine.generate([*[3] * 300, 1], max_tokens=1).usage.cached_tokens > 250  # computed once
+    assert pin.wait(10) is pin
+    assert engine.stats().requests == 1  # a pin is not a request
+
+
+def test_a_new_process_starts_warm(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "prefix.safetensors"
+    first = make()
+    prompt = list(range(100))
+    first.pin(prompt=prompt)
+    cold = first.generate([*prompt, 7], max_tokens=8)
+    first.generate([9] * 64, max_tokens=2)
+    assert first.prefix.save(file) == 100
+    assert first.prefix.save(tmp_path / "all", pinned_only=False) > 100
+    second = make()
+    assert second.prefix.load(file) == 100
+    warm = second.generate([*prompt, 7], max_tokens=8)
+    assert warm.usage.cached_tokens == 100
+    assert warm.token_ids == cold.token_ids
+    assert second.prefix.load(file) == 100  # again: it is there already
+    second._scheduler.pool.check_invariants()
+    second.prefix.clear()
+    assert second.generate([*prompt, 7], max_tokens=8).usage.cached_tokens == 0
+    assert list(file.parent.iterdir()) == [file]  # nothing half-written is left
+    small = make(kv_memory=2 * 256 * 32)
+    assert small.prefix.load(file) == 64  # as far as there is room
+    small._scheduler.pool.check_invariants()
+
+
+def test_files_that_do_not_belong_are_refused(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "prefix"
+    engine = make()
+    engine.pin(prompt=list(range(50)))
+    engine.prefix.save(file)
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(EngineError, match="damaged"):
+        engine.prefix.load(file)
+    file.write_bytes(data[:100])
+    with pytest.raises(EngineError, match="damaged"):
+        engine.prefix.load(file)
+    with pytest.raises(FileNotFoundError, match=r"prefix\.save"):
+        engine.prefix.load(tmp_path / "none")
+    engine.prefix.save(file)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(EngineError, match="another model"):
+        make().prefix.load(file)

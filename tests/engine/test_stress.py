@@ -1,0 +1,65 @@
+"""Many requests of every kind through a tiny memory: nothing is lost, everything adds up, and outputs are those of lone runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentkit.engine.request import Request
+from agentkit.engine.scheduler import Limits
+from agentkit.errors import AgentKitError
+from tests.engine.tiny import Bench, TextsMatcher, TinyDecoder
+
+TEXTS = [b'{"ok":true}', b'{"ok":false}', b'{"no":[1,2,3]}', b"ababab"]
+
+
+def run(count: int, pages: int, seed: int) -> None:
+    rng = random.Random(seed)
+    limits = Limits(max_running=rng.choice([3, 6, 12]), max_queue=count, step_tokens=rng.choice([32, 96, 256]), mixed_step_tokens=rng.choice([16, 64]))
+    bench = Bench(TinyDecoder(), pages=pages, limits=limits)
+    bases = [[rng.randrange(250) for _ in range(70)] for _ in range(3)]
+    requests: list[Request] = []
+    options: list[dict[str, float | int | str | None]] = []
+    while len(requests) < count or any(not (r.outcome or r.error) for r in requests):
+        for _ in range(rng.randrange(4) if len(requests) < count else 0):
+            tail = [rng.randrange(250) for _ in range(rng.randrange(1, 12))]
+            chosen = {
+                "max_tokens": rng.randrange(14, 40), "temperature": rng.choice([0.0, 1.0]), "seed": len(requests), "priority": rng.choice([0, 0, 0, 1, -1]),
+                "cache_salt": rng.choice([None, None, "a"]),
+            }  # fmt: skip
+            matcher = TextsMatcher(TEXTS) if rng.random() < 0.2 else None
+            request = bench.request([*rng.choice(bases)[: rng.randrange(70)], *tail], matcher, **chosen)
+            if chosen["temperature"] and matcher is None and rng.random() < 0.2:
+                request.siblings = [bench.request(request.prompt, **{**chosen, "seed": 10_000 + len(requests) + i}) for i in range(2)]
+            group = [request, *request.siblings]
+            bench.scheduler.submit(request)
+            requests += group
+            options += [{**chosen, "grammar": matcher is not None, "seed": r.seed} for r in group]
+        if requests and rng.random() < 0.08:
+            rng.choice(requests[-20:]).cancel()
+        bench.step()  # checks every invariant
+    assert bench.pool.live_pages == 0
+    assert bench.pool.free_pages + bench.pool.tree.evictable == bench.pool.page_count
+    assert sum(r.preemptions for r in requests) > 0
+    for request, chosen in zip(requests, options, strict=True):
+        ends = [e for e in bench.heard(request) if not hasattr(e, "forced")]
+        assert len(ends) == 1
+        if request.error is not None:
+            assert request.cancelled
+            assert isinstance(request.error, AgentKitError)
+            continue
+        grammar = chosen.pop("grammar")
+        alone = Bench(bench.model, pages=64).complete(request.prompt, TextsMatcher(TEXTS) if grammar else None, **chosen)
+        assert alone.tokens == request.tokens
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_few_hundred_requests(seed: int) -> None:
+    run(60, 9, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_two_thousand_requests(seed: int) -> None:
+    run(500, [8, 10, 14, 24][seed], 10 + seed)
