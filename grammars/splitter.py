@@ -20,7 +20,17 @@ def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     if hasattr(tokenizer, "encode_ordinary"):
         return lambda text: list(tokenizer.encode_ordinary(text))
     twin = _twin(tokenizer)
-    return lambda text: list(twin.encode(text, add_special_tokens=False).ids)
+    specials = {index: token.content for index, token in twin.get_added_tokens_decoder().items() if token.special}
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = twin.encode(text, add_special_tokens=False).ids
+        found = [text.find(specials[token]) for token in ids if token in specials]
+        at = min((place for place in found if place >= 0), default=None)
+        if at is None:
+            return ids
+        return encode(text[: at + 1]) + encode(text[at + 1 :])  # the model's own pieces hold it: cut it, it is text here
+
+    return encode
 
 
 def greedy_encoder(index: Mapping[bytes, int], longest: int) -> Callable[[bytes], list[int]]:

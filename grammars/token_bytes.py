@@ -14,9 +14,11 @@ Knows nothing of models, grammars or masks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +30,7 @@ from agentkit.errors import GrammarError
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Convention", "load_tokenizer", "token_bytes", "token_convention"]
+__all__ = ["Convention", "load_tokenizer", "special_ids", "token_bytes", "token_convention"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _NOT_A_BYTE = 0xFFFF
@@ -83,13 +85,22 @@ def token_convention(raw: tokenizers.Tokenizer) -> Convention:
     return convention
 
 
-def token_bytes(raw: tokenizers.Tokenizer) -> list[bytes | None]:
+def special_ids(raw: Any) -> dict[str, int]:
+    """Name -> id of the special tokens."""
+    if hasattr(raw, "encode_ordinary"):
+        return {name: raw.encode_single_token(name) for name in raw.special_tokens_set}
+    return {token.content: index for index, token in raw.get_added_tokens_decoder().items() if token.special}
+
+
+def token_bytes(raw: Any) -> list[bytes | None]:
     """Bytes of every token: list [largest id + 1]; None for special tokens and for ids that no token has.
 
     Added tokens with special=False are text: their content as it is written, in UTF-8 (they are stored raw, not in the
     vocabulary's spelling), except that a token which a metaspace vocabulary itself owns keeps that vocabulary's spelling.
     Raises GrammarError like `token_convention`.
     """
+    if hasattr(raw, "encode_ordinary"):
+        return _tiktoken_bytes(raw)
     convention = token_convention(raw)
     spell = _speller(convention)
     own = raw.get_vocab(with_added_tokens=False)
@@ -106,16 +117,26 @@ def token_bytes(raw: tokenizers.Tokenizer) -> list[bytes | None]:
     return table
 
 
-def load_tokenizer(source: Any) -> tokenizers.Tokenizer:
-    """The `tokenizers.Tokenizer` behind `source`.
+def _tiktoken_bytes(encoding: Any) -> list[bytes | None]:
+    table: list[bytes | None] = [None] * encoding.n_vocab
+    special = set(special_ids(encoding).values())
+    for index in range(encoding.n_vocab):
+        if index not in special:
+            with contextlib.suppress(KeyError):  # a hole between the ids
+                table[index] = encoding.decode_single_token_bytes(index)
+    return table
 
-    source: a tokenizers.Tokenizer; a path of tokenizer.json or of a folder that holds one; a transformers tokenizer
-    of the fast kind; or an object whose `raw` is a tokenizers.Tokenizer.
+
+def load_tokenizer(source: Any) -> Any:
+    """The `tokenizers.Tokenizer` (or tiktoken.Encoding) behind `source`.
+
+    source: one of these; a path of tokenizer.json or of a folder that holds one; a tokenizer of transformers (one of the slow
+    kind is converted as transformers itself would); or an object whose `raw` is a tokenizers.Tokenizer.
     Raises FileNotFoundError for a path without tokenizer.json, GrammarError for an unreadable file or anything else.
     """
     from tokenizers import Tokenizer
 
-    if isinstance(source, Tokenizer):
+    if isinstance(source, Tokenizer) or all(hasattr(source, name) for name in ("encode_ordinary", "decode_single_token_bytes", "n_vocab")):
         return source
     if isinstance(source, str | os.PathLike):
         return _load_file(Path(source))
@@ -123,9 +144,18 @@ def load_tokenizer(source: Any) -> tokenizers.Tokenizer:
         inner = getattr(source, name, None)
         if isinstance(inner, Tokenizer):
             return inner
+    kind = f"{type(source).__module__}.{type(source).__qualname__}"
+    reason = ""
+    if "transformers" in sys.modules and hasattr(source, "convert_ids_to_tokens"):
+        from transformers.convert_slow_tokenizer import convert_slow_tokenizer
+
+        try:
+            return convert_slow_tokenizer(source)
+        except Exception as error:  # noqa: BLE001  each kind of tokenizer fails in its own way; what it said is passed on
+            reason = f" (transformers cannot convert it: {error})"
     raise GrammarError(
-        f"cannot read a vocabulary from {type(source).__module__}.{type(source).__qualname__}: pass a tokenizers.Tokenizer, "
-        "the path of a tokenizer.json, or a transformers tokenizer that is backed by `tokenizers`"
+        f"cannot read a vocabulary from {kind}{reason}: pass a tokenizers.Tokenizer, the path of a tokenizer.json, a tiktoken.Encoding, a "
+        "transformers tokenizer that is backed by `tokenizers`, or the bytes of its tokens to Vocabulary itself"
     )
 
 

@@ -46,6 +46,7 @@ class Vocabulary:
         special_tokens: dict[str, int] | None = None,
         tokenizer: Any = None,
     ) -> None:
+        _check_types(tokens, stop_token_ids)
         needed = max(len(tokens), max(stop_token_ids, default=-1) + 1)
         self.width = needed if width is None else int(width)
         if self.width < needed:
@@ -72,17 +73,20 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, stop_token_ids: Sequence[int] = (), width: int | None = None) -> Vocabulary:
-        """From a `tokenizers.Tokenizer`, the path of a tokenizer.json, or a transformers fast tokenizer.
+        """From a `tokenizers.Tokenizer`, the path of a tokenizer.json, a tokenizer of transformers, or a tiktoken.Encoding.
 
         Without `stop_token_ids`, those of a transformers tokenizer (its eos token) are taken.
+
+        Raises:
+            FileNotFoundError: no tokenizer.json there.
+            GrammarError: something else, or a tokenizer whose tokens do not stand for fixed bytes (WordPiece, ...).
         """
-        from agentkit.grammars.token_bytes import load_tokenizer, token_bytes
+        from agentkit.grammars.token_bytes import load_tokenizer, special_ids, token_bytes
 
         if not stop_token_ids and getattr(tokenizer, "eos_token_id", None) is not None and not isinstance(tokenizer, str | os.PathLike):
             stop_token_ids = [tokenizer.eos_token_id]
         raw = load_tokenizer(tokenizer)
-        names = {token.content: i for i, token in raw.get_added_tokens_decoder().items() if token.special}
-        return cls(token_bytes(raw), stop_token_ids, width, special_tokens=names, tokenizer=raw)
+        return cls(token_bytes(raw), stop_token_ids, width, special_tokens=special_ids(raw), tokenizer=raw)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -208,3 +212,14 @@ class Vocabulary:
         """Forget all states and masks; matchers in use keep theirs."""
         with self._lock:
             self._arena = None
+
+
+def _check_types(tokens: Any, stop_token_ids: Any) -> None:
+    """Raises TypeError for what is easily passed by mistake: texts for bytes, one id for a list of ids."""
+    if isinstance(tokens, str | bytes):
+        raise TypeError("tokens must be a list with the bytes of each id; see Vocabulary.from_tokenizer")
+    wrong = next((i for i, data in enumerate(tokens) if not isinstance(data, bytes | None)), None)
+    if wrong is not None:
+        raise TypeError(f"tokens[{wrong}] is {tokens[wrong]!r}; a token is given by its bytes, or None if it is special")
+    if isinstance(stop_token_ids, int | str) or not all(hasattr(t, "__index__") for t in stop_token_ids):
+        raise TypeError(f"stop_token_ids must be a list of token ids, not {stop_token_ids!r}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from agentkit.engine.models import store
 from agentkit.errors import BudgetTooSmall, GrammarError, ModelNotFound
@@ -209,3 +211,15 @@ def test_the_real_model() -> None:
         city, address = Generate(model, tokenizer)(processor, ["A trip as JSON:", "The address of the router is "], **options)
         check(city)
         assert re.fullmatch(IPV4, address)
+
+
+def test_vocabularies_of_fast_and_slow_tokenizers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    assert vocabulary.stop_token_ids == (tokenizer.eos_token_id,)
+    assert vocabulary.tokens == Vocabulary.from_tokenizer(tokenizer.backend_tokenizer).tokens
+    assert Vocabulary.from_tokenizer(tokenizer, [0, 1]).stop_token_ids == (0, 1)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
+    with pytest.raises(GrammarError, match="BertTokenizerLegacy"):
+        Vocabulary.from_tokenizer(BertTokenizerLegacy(str(tmp_path / "vocab.txt")))
+    with pytest.raises(GrammarError, match="ByT5Tokenizer"):
+        Vocabulary.from_tokenizer(ByT5Tokenizer())
