@@ -21,14 +21,17 @@ MERGES = [("{", '"'), ('"', ":"), ("t", "r"), ("tr", "u"), ("tru", "e"), ("a", "
 SPECIALS = ["<|im_start|>", "<|im_end|>"]
 
 
-def raw_tokenizer() -> RawTokenizer:
-    """Byte-level BPE with 256 bytes, a few merges and two special tokens."""
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+
+def raw_tokenizer(specials: Sequence[str] = ()) -> RawTokenizer:
+    """Byte-level BPE with 256 bytes, a few merges and two special tokens (and more)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {c: i for i, c in enumerate([*alphabet, *("".join(m) for m in MERGES)])}
     raw = RawTokenizer(models.BPE(vocab=vocab, merges=MERGES))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(SPECIALS)
+    raw.add_special_tokens([*SPECIALS, *specials])
     return raw
 
 
@@ -56,12 +59,12 @@ class Model(TinyDecoder):
         return logits
 
 
-def loaded_model(folder: Path, **options: Any) -> LoadedModel:
+def loaded_model(folder: Path, *, specials: Sequence[str] = (), template: str = TEMPLATE, **options: Any) -> LoadedModel:
     """A LoadedModel; `folder`: where its tokenizer.json is written. Options: see Model; `script` may be text."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw = raw_tokenizer()
+    raw = raw_tokenizer(specials)
     raw.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     stop = raw.token_to_id("<|im_end|>")
     tokenizer = Tokenizer.from_folder(folder, stop_token_ids=(stop,), bos_token_id=None)
     width = raw.get_vocab_size() + 9
