@@ -51,7 +51,7 @@ def one_process(model: str, folder: str | None) -> list[float]:
 
 def measured(model: str, folder: str | None) -> list[float]:
     command = [sys.executable, __file__, "--model", model, "--one", json.dumps(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [float(value) for value in json.loads(done.stdout.splitlines()[-1])]
 
 
