@@ -8,7 +8,7 @@ mostly choose the same token. Knows nothing of the target, of scheduling or of w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.prefix import common_prefix
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.sampling import sample
-from agentkit.engine.speculation.proposer import Sampled
+from agentkit.engine.speculation.proposer import Draftable
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 from agentkit.errors import AgentKitError
 
@@ -87,21 +87,21 @@ class DraftModelProposer:
         self._runner, self._pool = runner, pool
         self._vocab_size, self._stop_ids = vocab_size, frozenset(stop_ids)
 
-    def propose(self, request: Sampled, limit: int) -> TokenTree:
+    def propose(self, request: Draftable, limit: int) -> TokenTree:
         if not isinstance(request.draft_state, SequenceGuesser):
             request.draft_state = SequenceGuesser(self._runner, self._pool)
         return decode_ahead(request.draft_state, request, limit, self._vocab_size, self._stop_ids)
 
-    def observe(self, request: Any, tree: TokenTree, chosen: Sequence[int]) -> None:
+    def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
         """Learns nothing."""
 
-    def release(self, request: Any) -> None:
+    def release(self, request: Draftable) -> None:
         if isinstance(request.draft_state, SequenceGuesser):
             request.draft_state.close()
         request.draft_state = None
 
 
-def decode_ahead(guesser: Guesser, request: Sampled, limit: int, vocab_size: int, stop_ids: frozenset[int]) -> TokenTree:
+def decode_ahead(guesser: Guesser, request: Draftable, limit: int, vocab_size: int, stop_ids: frozenset[int]) -> TokenTree:
     """A chain of at most `limit` guesses that ends where the guesser becomes unsure, at a stop token, or where memory runs out."""
     tree, node, moved = TokenTree(), ROOT, 0
     matcher, known = request.matcher, list(request.tokens)
@@ -133,7 +133,7 @@ def decode_ahead(guesser: Guesser, request: Sampled, limit: int, vocab_size: int
     return tree
 
 
-def _choose(logits: Logits, request: Sampled, position: int, vocab_size: int) -> tuple[int, float]:
+def _choose(logits: Logits, request: Draftable, position: int, vocab_size: int) -> tuple[int, float]:
     """The token that the request would choose from these logits (penalties apart), and its probability among the eight likeliest."""
     mask = None if request.matcher is None else request.matcher.mask()
     token = sample(logits, mask, request.params, vocab_size=vocab_size, seed=request.seed, position=position)

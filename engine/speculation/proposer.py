@@ -9,28 +9,26 @@ from agentkit.engine.config import SamplingParams
 from agentkit.engine.speculation.tree import TokenTree
 
 if TYPE_CHECKING:
+    from agentkit.engine.kv import KVSequence
     from agentkit.grammars import Matcher
 
 
 class Draftable(Protocol):
     """What a proposer sees of a request.
 
-    tokens: all that is known, the prompt first; the last one has not been computed yet.
-    draft_state: the proposer's own notes on this request. features: see `Proposer.wants_features`; None at first.
+    tokens: all that is known, `prompt` first; the last one has not been computed yet, and what has is in `sequence`.
+    params, seed, matcher: for proposers that guess as the request will choose, with its randomness and under its grammar.
+    draft_state: the proposer's own notes on this request.      features: see `Proposer.wants_features`; None at first.
     """
 
-    tokens: list[int]
-    draft_state: Any
-    features: Any
-
-
-class Sampled(Draftable, Protocol):
-    """What a proposer sees that guesses as the request will choose: under its grammar and with its randomness."""
-
     prompt: list[int]
+    tokens: list[int]
     params: SamplingParams
     seed: int
     matcher: Matcher | None
+    sequence: KVSequence | None
+    draft_state: Any
+    features: Any
 
 
 class Proposer(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 
@@ -18,14 +17,8 @@ from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.runner import Logits, Model
 from agentkit.engine.speculation.draft_model import decode_ahead
-from agentkit.engine.speculation.proposer import Sampled
+from agentkit.engine.speculation.proposer import Draftable
 from agentkit.engine.speculation.tree import TokenTree
-
-
-class Running(Sampled, Protocol):
-    """A request with the sequence that the target computes."""
-
-    sequence: KVSequence | None
 
 
 def first_layers(decoder: Decoder, count: int) -> Decoder:
@@ -74,13 +67,13 @@ class SelfDraftProposer:
         self._model, self._pool, self._device = model, pool, device
         self._vocab_size, self._stop_ids = vocab_size, frozenset(stop_ids)
 
-    def propose(self, request: Running, limit: int) -> TokenTree:
+    def propose(self, request: Draftable, limit: int) -> TokenTree:
         assert request.sequence is not None
         guesser = LayerGuesser(self._model, self._pool, request.sequence, self._device)
         return decode_ahead(guesser, request, limit, self._vocab_size, self._stop_ids)
 
-    def observe(self, request: Any, tree: TokenTree, chosen: Sequence[int]) -> None:
+    def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
         """Learns nothing."""
 
-    def release(self, request: Any) -> None:
+    def release(self, request: Draftable) -> None:
         """Nothing is kept."""
