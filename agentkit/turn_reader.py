@@ -38,6 +38,7 @@ class FormatReader:
     def __init__(self, form: TurnFormat, *, structured: bool = False, calls: bool = True, reasoning: Reasoning = "none") -> None:
         self._form = form
         self._heads = _heads(form) if calls else {}
+        self._structured = structured
         self._first_only = structured or form.leading or bool(form.final)
         self._thinks = form.reasoning is not None and reasoning != "none"
         self._text: list[str] = []
@@ -85,7 +86,7 @@ class FormatReader:
         openings |= {form.preamble[0]: "announced"} if form.preamble else {}
         openings |= {form.final: "text"} if form.final else {}
         openings |= dict.fromkeys(self._heads, "call") if self._first_only else {}
-        found = self._pending.lstrip()
+        found = self._pending if self._form.leading and not self._structured else self._pending.lstrip()  # text may begin with a blank
         opening = next((o for o in sorted(openings, key=len, reverse=True) if found.startswith(o)), None)
         if opening is None:
             if any(o.startswith(found) for o in openings):

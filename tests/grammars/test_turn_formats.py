@@ -239,6 +239,16 @@ def test_both_ways_of_llama_and_mistral_begin_calls() -> None:
         assert len(read(form, text, 3).calls) == text.count("get"), text
 
 
+@pytest.mark.parametrize("format", [name for name, form in FORMATS.items() if form.leading])
+def test_calls_that_must_come_first_are_text_anywhere_else(format: str) -> None:
+    form = FORMATS[format]
+    call = written(form, ("get", "{}"))
+    for before in ("\n", " ", "I say ", "{"):
+        grammar = Grammar.from_tools(TOOLS, format=format)
+        assert accept_text(grammar.matcher(vocabulary_of(form, True)[0]), form, before + call).is_accepting
+        assert read(form, before + call, 2) == Turn(before + call)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_cut_is_unfinished(format: str) -> None:
     form = FORMATS[format]
