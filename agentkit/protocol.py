@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from agentkit.engine.models.chat_template import Spelled, ToolSupport
 from agentkit.errors import InvalidOption
 from agentkit.grammars.frontends.turn_formats import FORMATS, TurnFormat
 from agentkit.messages import AssistantMessage, Message, SystemMessage, UserMessage
 from agentkit.model import ToolSpec, Turn, TurnRequest
 from agentkit.schema import JSONSchema
 from agentkit.turn_reader import FormatReader, Piece, Reasoning
-
-if TYPE_CHECKING:
-    from agentkit.engine.models.chat_template import ToolSupport
 
 __all__ = ["FAMILIES", "FormatProtocol", "TurnProtocol", "TurnReader", "call_text", "calls_text", "compact", "family_of", "shown_schema"]
 
@@ -117,8 +115,8 @@ class FormatProtocol:
         return [{"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}]
 
     def _written_turn(self, message: AssistantMessage) -> dict[str, Any]:
-        calls = calls_text(self.form, [(call.name, call.arguments) for call in message.tool_calls])
-        return {"role": "assistant", "content": (message.content or "") + calls}
+        calls = _spelled(self.form, [(call.name, call.arguments) for call in message.tool_calls])
+        return {"role": "assistant", "content": Spelled([(message.content or "", False), *calls])}
 
     def _native_turn(self, message: AssistantMessage, ids: dict[str, str]) -> dict[str, Any]:
         """A turn as the template takes it. Ids are numbers of nine digits, which every family accepts, the same in every rendering."""
@@ -151,10 +149,17 @@ def _how_to_call(form: TurnFormat) -> str:
 
 def calls_text(form: TurnFormat, calls: Sequence[tuple[str, str]], *, quote: bool = True) -> str:
     """Calls (name, JSON text of the arguments) as an assistant turn spells them, "" for none. quote: spell names as JSON where they are."""
-    if not calls:
-        return ""
-    spelled = [form.head + (compact(name)[1:-1] if quote and form.quoted else name) + form.between + arguments + form.tail for name, arguments in calls]
-    return form.triggers[0] + form.separator.join(spelled) + form.end
+    return "".join(text for text, _ in _spelled(form, calls, quote))
+
+
+def _spelled(form: TurnFormat, calls: Sequence[tuple[str, str]], quote: bool = True) -> list[tuple[str, bool]]:
+    """The same in parts: (text, whether it is the form's own)."""
+    parts: list[tuple[str, bool]] = []
+    for index, (name, arguments) in enumerate(calls):
+        before = form.triggers[0] if index == 0 else form.separator
+        parts += [(before + form.head, True), (compact(name)[1:-1] if quote and form.quoted else name, False), (form.between, True)]
+        parts += [(arguments, False), (form.tail, True)]
+    return [*parts, (form.end, True)] if calls else []
 
 
 def call_text(name: str, arguments: str, format: str = "hermes") -> str:

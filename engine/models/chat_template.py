@@ -3,10 +3,10 @@
 Job: render a model's own jinja2 template under the conventions of Hugging Face (sandboxed and immutable, trim_blocks and
 lstrip_blocks, loop controls, tojson without HTML escapes, raise_exception, strftime_now, the generation tag) and encode the result.
 
-Safety: only special tokens written by the template itself become special ids. Before rendering, every special token that stands
-in a message, a tool or a template variable is broken up by a marker character that occurs nowhere else; the rendered text is cut
-at the special tokens that remain, the marker is removed from the pieces, and the pieces are encoded as plain text. Knows nothing
-of agents or tool protocols.
+Safety: only special tokens written by the template itself (or in our own parts of a Spelled text) become special ids. Before
+rendering, every special token that stands in a message, a tool or a template variable is broken up by a marker character that occurs
+nowhere else; the rendered text is cut at the special tokens that remain, the marker is removed from the pieces, and the pieces are
+encoded as plain text. Knows nothing of agents or tool protocols.
 """
 
 from __future__ import annotations
@@ -27,9 +27,23 @@ if TYPE_CHECKING:
 
     from agentkit.engine.models.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "ToolSupport"]
+__all__ = ["ChatTemplate", "Spelled", "ToolSupport"]
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+class Spelled(str):
+    """The content of a message that is written in a model's own form.
+
+    parts: (text, own) in order; special tokens in an own part are meant as such, those in others stay text.
+    """
+
+    parts: tuple[tuple[str, bool], ...]
+
+    def __new__(cls, parts: Sequence[tuple[str, bool]]) -> Spelled:
+        self = super().__new__(cls, "".join(text for text, _ in parts))
+        self.parts = tuple(parts)
+        return self
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,8 @@ class _Breaker:
 
     def broken(self, value: Any) -> Any:
         """A deep copy of messages or tools with all strings broken, keys included."""
+        if isinstance(value, Spelled):
+            return "".join(text if own else self._text(text) for text, own in value.parts)
         if isinstance(value, str):
             return self._text(str(value))
         if isinstance(value, Mapping):

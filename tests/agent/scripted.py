@@ -27,7 +27,9 @@ def calls(*named: tuple[str, Any]) -> str:
     return "\n".join(call_text(name, arguments if isinstance(arguments, str) else compact(arguments)) for name, arguments in named)
 
 
-_ = grammars.Grammar  # loads numba here rather than inside a test that looks at the clock
+# Made here, once, rather than inside a test that looks at the clock.
+VOCABULARY = grammars.Vocabulary([bytes([byte]) for byte in range(256)] + [None], stop_token_ids=[256])
+FIRST_MATCHER = grammars.Grammar.from_choices(["x"]).matcher(VOCABULARY)
 
 
 class ScriptedModel:
@@ -95,5 +97,4 @@ def _turn_matcher(request: TurnRequest) -> Any:
     tools: Sequence[dict[str, Any]] = [asdict(tool) for tool in request.tools]
     parallel = request.max_calls if request.max_calls > 1 else False
     grammar = grammars.Grammar.from_tools(tools, choice=request.tool_choice, parallel=parallel, output_schema=request.output_schema, format="hermes")
-    vocabulary = grammars.Vocabulary([bytes([byte]) for byte in range(256)] + [None], stop_token_ids=[256])
-    return grammar.matcher(vocabulary)
+    return grammar.matcher(VOCABULARY)

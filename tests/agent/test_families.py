@@ -103,6 +103,16 @@ def test_a_template_without_tools_gets_them_written_out(format: str) -> None:
     assert messages[2]["content"] == calls_text(FORMATS[format], [("get", '{"x": 1.0}'), ("get", "")])
 
 
+def test_calls_that_are_written_out_keep_their_special_tokens_and_arguments_have_none() -> None:
+    known = tokenizer("[TOOL_CALLS]", "[ARGS]")
+    call = CallPart(id="a", name="get", arguments='{"s":"[ARGS]"}')
+    messages = FormatProtocol("mistral-v11").render(TurnRequest([AssistantMessage(content="[TOOL_CALLS]", tool_calls=(call,))]))
+    ids = ChatTemplate(NONE, known).encode(messages)
+    trigger, args = known.special_tokens["[TOOL_CALLS]"], known.special_tokens["[ARGS]"]
+    assert [token for token in ids if token in (trigger, args)] == [trigger, args]
+    assert known.decode(ids) == '[assistant][TOOL_CALLS]get{"s":"[ARGS]"}'
+
+
 @pytest.mark.parametrize(
     ("template", "family"),
     [
