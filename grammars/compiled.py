@@ -2,7 +2,7 @@
 
 A key holds everything that a result depends on: the source itself with all options, the version of this package's sources, and
 Python's. Sources that are not plain data (a subclass of dict, a Decimal) are compiled each time. What is stored are integers, bytes
-and JSON, and it is checked again when it is read. Mask rows are not stored: reading them back would take as long as walking them
+and JSON, and it is checked again when it is read. Mask rows are not stored: walking those of a call takes about 3 ms
 (docs/performance.md). Knows nothing of how anything is compiled.
 """
 
