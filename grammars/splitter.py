@@ -20,7 +20,7 @@ def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     if hasattr(tokenizer, "encode_ordinary"):
         return lambda text: list(tokenizer.encode_ordinary(text))
     twin = _twin(tokenizer)
-    specials = {index: token.content for index, token in twin.get_added_tokens_decoder().items() if token.special}
+    specials = {index: token.content for index, token in twin.get_added_tokens_decoder().items() if token.special and len(token.content) > 1}
 
     def encode(text: str) -> list[int]:
         ids: list[int] = twin.encode(text, add_special_tokens=False).ids
