@@ -168,7 +168,7 @@ _MAKERS: dict[str, Callable[[], Format]] = {
     "email": lambda: Format(rf"{_LOCAL}@{_MAIL_DOMAIN}", 254, exact=False),
     "idn-email": lambda: Format(rf"(?=[^@]{{1,21}}@)(?:{_ATEXT}|[{_IDN_LETTER}])+(?:\.(?:{_ATEXT}|[{_IDN_LETTER}])+)*@{_MAIL_DOMAIN}", 254, exact=False),
     "hostname": lambda: Format(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*", 253, exact=False),
-    "idn-hostname": lambda: Format(rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}", exact=False),
+    "idn-hostname": lambda: Format(rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}", 253, exact=False),
     "ipv4": lambda: Format(_IPV4),
     "ipv6": lambda: Format(_IPV6),
     "uri": lambda: Format(_reference(False, relative=False)),

@@ -20,7 +20,7 @@ DECIMAL_DIGITS = 20  # before and after the point of a Decimal in a string, unle
 INTEGER_KEY = r"^(0|-?[1-9]\d{0,18})$"
 NATURAL_KEY = r"^(0|[1-9]\d{0,18})$"
 FLOAT_KEY = r"^-?(0|[1-9]\d{0,19})(\.\d{1,20})?(e[+-]?\d{1,2})?$"
-DISTINCT_CONSTANTS = 8  # of an enum that is not of strings, which a set can still keep apart while they are written
+DISTINCT_CONSTANTS = 10  # of an enum that is not of strings, which a set can still keep apart while they are written
 
 _WITHOUT_KEYS = frozenset({"tuple", "list", "set", "frozenset", "dict", "model", "dataclass", "typed-dict"})
 _DISTINCT = frozenset({"str", "uuid", "date", "datetime", "time", "url", "multi-host-url", "bool", "none"})

@@ -15,7 +15,7 @@ from agentkit.grammars.frontends.json_schema import keywords as kw
 from agentkit.grammars.frontends.json_schema.algebra import MAX_SHAPES, intersect, limit_shapes, product
 from agentkit.grammars.frontends.json_schema.document import Location, escape
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
-from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Object, Shape
+from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, OBJECT, Array, Booleans, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, InPlaceCycle, Type
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def _tagged(x: Expander, made: Sequence[Sequence[Shape]]) -> bool:
     if not isinstance(first, Object) or any(not isinstance(s, Object) for shapes in made for s in shapes):
         return False
     for name in first.required:
-        seen: set[str] = set()
+        seen: set[tuple[str, object]] = set()
         total = 0
         for shapes in made:
-            mine: set[str] = set()
+            mine: set[tuple[str, object]] = set()
             for s in shapes:
                 values = _constants(x, s, name)
                 if values is None:
@@ -152,17 +152,19 @@ def _tagged(x: Expander, made: Sequence[Sequence[Shape]]) -> bool:
     return False
 
 
-def _constants(x: Expander, s: Shape, name: str) -> frozenset[str] | None:
+def _constants(x: Expander, s: Shape, name: str) -> set[tuple[str, object]] | None:
+    """The values of a required property, if they are few strings, numbers or booleans."""
     if not isinstance(s, Object) or name not in s.required:
         return None
     t = s.fields[name]
     if t.busy:
         return None
-    out: frozenset[str] = frozenset()
+    out: set[tuple[str, object]] = set()
     for value in x.expand(t):
-        if not isinstance(value, Strings) or value.only is None:
+        values = value.only if isinstance(value, (Strings, Numbers)) else value.values if isinstance(value, Booleans) else None
+        if values is None:
             return None
-        out |= value.only
+        out.update((value.kind, v) for v in values)
     return out
 
 

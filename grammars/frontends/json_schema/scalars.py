@@ -8,6 +8,7 @@ a zero fraction as well. Knows nothing of other types or of unions.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -61,6 +62,13 @@ class Numbers:
         for value in (*sorted(self.only), None):
             yield Numbers(NumberFacets(lo=lower, hi=value, lo_open=lower is not None, hi_open=value is not None))
             lower = value
+
+    def few(self, limit: int) -> list[Fraction] | None:
+        """The integers of a bounded range, if there are at most `limit`."""
+        lo, hi = self.facets.lo, self.facets.hi
+        if self.only is not None or not self.facets.integer or lo is None or hi is None or hi - lo > limit:
+            return None
+        return [v for n in range(math.floor(lo), math.ceil(hi) + 1) if self.facets.contains(v := Fraction(n))]
 
     @property
     def integral(self) -> bool:

@@ -57,8 +57,8 @@ class Solver:
         return (s,)
 
     def _unique(self, s: Array, t: Type) -> Final:
-        if not s.some and all(p is s.rest for p in s.prefix):
-            made = distinct(s, self.finals(s.rest), self.x.types)
+        if not s.some:
+            made = distinct(s, self.finals, self.x.types)
             if made is not None:
                 return made
         raise UnsupportedSchema(pointer_of(t), "uniqueItems", "items of this kind cannot be compared while they are written")

@@ -1,20 +1,23 @@
 """uniqueItems, where the items written so far can be remembered exactly.
 
-Three ways: at most one item is unique anyway; a handful of constants is an automaton over sets of used ones; strings
-are the keys of an object without values, whose names may not repeat either. Anything else is refused. Input: an array
+Three ways: at most one item is unique anyway; few constants, or few items of them, are an automaton over sets of used ones;
+strings are the keys of an object without values, whose names may not repeat either. Anything else is refused. Input: an array
 shape and the shapes of its items; knows nothing of bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Booleans, Null, Shape
 from agentkit.grammars.frontends.json_schema.types import Type, Types, Value
 from agentkit.grammars.frontends.json_schema.witnesses import Steps
+from agentkit.grammars.frontends.numbers import NumberFacets
 
-MAX_CONSTANTS = 8
+MAX_SETS = 1024  # sets of used constants
+MAX_CONSTANTS = 64  # integers of a range that are taken one by one
 
 
 class Distinct:
@@ -33,26 +36,51 @@ class Distinct:
         return sorted({name for s in self.sets if s.only is not None for name in s.only})
 
 
-def distinct(a: Array, items: Sequence[object], types: Types) -> Steps | Distinct | None:
-    """Arrays like `a` (no prefix, no conditions) with all items different; `items`: shapes of one item. None: not expressible."""
-    if items and all(isinstance(s, Strings) for s in items):
-        return Distinct(tuple(s for s in items if isinstance(s, Strings)), a.lo, a.hi)
-    constants = _constants(items)
-    if constants is None or len(constants) > MAX_CONSTANTS:
-        return None
-    choices = [_atom(types, shape) for shape in constants]
+def distinct(a: Array, shapes_of: Callable[[Type], Sequence[object]], types: Types) -> Steps | Distinct | None:
+    """Arrays like `a` (without conditions) with all items different; shapes_of: the shapes of an item. None: not expressible."""
+    open_end = a.hi is None or a.hi > len(a.prefix)
+    rest = shapes_of(a.rest) if open_end else ()
+    if all(t is a.rest for t in a.prefix) and rest and all(isinstance(s, Strings) for s in rest):
+        return Distinct(tuple(s for s in rest if isinstance(s, Strings)), a.lo, a.hi)
+    places: list[dict[object, Shape]] = []
+    for shapes in (*map(shapes_of, a.prefix), *([rest] if open_end else [])):
+        constants = _constants(shapes)
+        if constants is None:
+            return None
+        places.append(constants)
+    return _sets(a, places, types)
+
+
+def _sets(a: Array, places: Sequence[dict[object, Shape]], types: Types) -> Steps | None:
+    """An automaton whose states are the sets of used constants; the size of the set is the number of items so far."""
+    bits: dict[object, int] = {}
+    atoms: dict[object, Type] = {}
+    for place in places:
+        for key, shape in place.items():
+            bits.setdefault(key, 1 << len(bits))
+            atoms.setdefault(key, _atom(types, shape))
+    index = {0: 0}
     moves: list[tuple[tuple[Type, int], ...]] = []
-    accepting: list[bool] = []
-    for used in range(1 << len(choices)):
+    queue = [0]  # grows in the order of the sets' sizes, so that moves lead onwards
+    for used in queue:
         n = used.bit_count()
         more = a.hi is None or n < a.hi
-        moves.append(tuple((t, used | 1 << i) for i, t in enumerate(choices) if more and not used >> i & 1))
-        accepting.append(n >= a.lo)
-    return Steps(moves, accepting)
+        out = []
+        for key in places[min(n, len(places) - 1)] if more and (n < len(places) or len(places) > len(a.prefix)) else ():
+            if not used & bits[key]:
+                to = used | bits[key]
+                if to not in index:
+                    index[to] = len(queue)
+                    queue.append(to)
+                out.append((atoms[key], index[to]))
+        moves.append(tuple(out))
+        if len(queue) > MAX_SETS:
+            return None
+    return Steps(moves, [used.bit_count() >= a.lo for used in queue])
 
 
-def _constants(items: Sequence[object]) -> list[Shape] | None:
-    """Each possible item as a shape of its own, if they are few scalars."""
+def _constants(items: Sequence[object]) -> dict[object, Shape] | None:
+    """Each possible item as a shape of its own, if they are few scalars; equal ones have equal keys."""
     out: dict[object, Shape] = {}
     for s in items:
         if isinstance(s, Null):
@@ -61,11 +89,13 @@ def _constants(items: Sequence[object]) -> list[Shape] | None:
             out.update({("b", v): Booleans(frozenset((v,))) for v in s.values})
         elif isinstance(s, Numbers) and s.only is not None:
             out.update({("n", v): Numbers.of(frozenset((v,))) for v in s.only})
+        elif isinstance(s, Numbers) and (integers := s.few(MAX_CONSTANTS)) is not None:
+            out.update({("n", v): replace(s, facets=NumberFacets.point(v)) for v in integers})
         elif isinstance(s, Strings) and s.only is not None:
             out.update({("s", v): Strings.of(frozenset((v,))) for v in s.only})
         else:
             return None
-    return list(out.values())
+    return out
 
 
 def _atom(types: Types, shape: Shape) -> Type:

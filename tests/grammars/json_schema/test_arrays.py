@@ -49,6 +49,19 @@ def test_different_constants() -> None:
     check(schema, ["[1,true]", '["a",null,1,true]', "[true,1]"], ["[1]", "[1,1]", "[1,1.0]", '["a","a"]', "[false,1]"])
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"items": {"type": "integer", "minimum": 0, "maximum": 5}}, ["[]", "[5,0,3]", "[0,1,2,3,4,5]"], ["[1,1]", "[6]", "[0,1,2,3,4,5,0]"]),
+        ({"items": {"type": "integer", "minimum": 1, "maximum": 40}, "maxItems": 2}, ["[7,40]", "[1]"], ["[7,7]", "[1,2,3]"]),
+        ({"prefixItems": [{"type": "boolean"}, {"enum": [True, 1, 0]}], "items": False}, ["[true,1]", "[false,true]"], ["[true,true]", "[true,1.0,0]"]),
+        ({"prefixItems": [{"type": "boolean"}], "items": {"enum": [True, 2]}, "minItems": 2}, ["[false,2,true]", "[true,2]"], ["[true,true]", "[false]"]),
+    ],
+)
+def test_different_constants_of_ranges_and_tuples(schema: dict[str, object], good: list[str], bad: list[str]) -> None:
+    check({"type": "array", "uniqueItems": True, **schema}, good, bad)
+
+
 def test_uniqueness_that_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedSchema) as caught:
         compile_schema({"properties": {"a": {"type": "array", "items": {"type": "object"}, "uniqueItems": True}}})
