@@ -26,6 +26,7 @@ _HEAD = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:[ \t\r\n]|#[^\n]*(?:\n|$))*
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*(?:\n|$))*")
 _COUNTS = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d+)?\s*)?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})")
+_MACROS = ("TagDispatch", "TokenTagDispatch", "Token", "ExcludeToken")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"} | {c: c for c in "\\\"'[]-^/.$|(){}*+?"}
 
 
@@ -155,6 +156,8 @@ class _Parser:
         name = _NAME.match(self.text, start)
         if not name:
             raise self.error(f"{char!r} begins no item; literals stand in double quotes")
+        if name[0] in _MACROS and self.text.startswith("(", name.end()):
+            raise UnsupportedSchema(f"position {start}", name[0], "macros of xgrammar are not GBNF; free text with tags is Grammar.from_tags")
         self.at = name.end()
         self.called.setdefault(name[0], start)
         return self.cfg.call(name[0])
