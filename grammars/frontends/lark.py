@@ -11,6 +11,7 @@ demands there is only one. What `%ignore` names may stand before any terminal an
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -69,10 +70,22 @@ def _load(text: str, start: str) -> Any:
         return lark.Lark(text, start=start, parser="earley", lexer="dynamic")
     except lark.exceptions.UnexpectedInput as error:
         raise InvalidGrammar(f"the grammar is not Lark: {error}", position=error.pos_in_stream) from error
-    except (lark.exceptions.LarkError, OSError, ValueError) as error:
-        raise InvalidGrammar(f"lark refuses the grammar: {error}") from error
+    except (lark.exceptions.LarkError, OSError, ValueError, *_pattern_errors()) as error:
+        raise InvalidGrammar(f"lark refuses the grammar: {error}", position=_place(text, str(error))) from error
     except RecursionError:
         raise GrammarTooComplex("nesting", "the grammar's groups are nested too deep for lark; give inner parts rules of their own") from None
+
+
+def _pattern_errors() -> tuple[type[Exception], ...]:
+    """What lark lets through when a terminal's pattern is malformed: it asks the regex package as well, where there is one."""
+    other = sys.modules.get("regex")
+    return (re.error,) if other is None else (re.error, other.error)
+
+
+def _place(text: str, message: str) -> int | None:
+    """The offset that lark's message speaks of, if it does."""
+    found = re.search(r"at line (\d+) column (\d+)", message)
+    return sum(map(len, text.splitlines(keepends=True)[: int(found[1]) - 1])) + int(found[2]) - 1 if found else None
 
 
 class Embedded:
