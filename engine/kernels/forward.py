@@ -16,7 +16,7 @@ from agentkit.engine.kernels.attention import attend, merge, store
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
 from agentkit.engine.kernels.rows import add_norm, gate, norm, rotate, turn_table
-from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
+from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
 from agentkit.engine.kernels.tiles import WIDTH, cap_all
 
 COLUMNS = 96  # tokens that share a dequantised panel
@@ -103,6 +103,19 @@ class Work(NamedTuple):
 @kernel
 def forward(worker, sync, shape, constants, weights, batch, work, data, slots, scratch):
     """One worker's share of a forward. data: the flat pool of `slots` slots; scratch: this worker's own floats."""
+    weights = Weights(
+        borrowed(weights.matrices), borrowed(weights.layers), borrowed(weights.codes), borrowed(weights.scales), borrowed(weights.floats),
+        borrowed(weights.frequencies), borrowed(weights.factors), borrowed(weights.embedding),
+    )  # fmt: skip
+    batch = Batch(
+        borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen),
+        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts),
+    )  # fmt: skip
+    work = Work(
+        borrowed(work.residual), borrowed(work.normed), borrowed(work.qkv), borrowed(work.attended),
+        borrowed(work.inner), borrowed(work.partial), borrowed(work.turns), borrowed(work.logits),
+    )  # fmt: skip
+    sync, data, scratch = borrowed(sync), borrowed(data), borrowed(scratch)
     last = 1 + STAGES * shape.layers + 2
     begun, before = -1, 0  # the newest stage that this worker knows of, and the chunks of all up to it
     while True:

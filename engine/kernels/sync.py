@@ -68,6 +68,19 @@ def _yield_processor(_typing: Any) -> Any:
     return types.void(), codegen
 
 
+@intrinsic
+def borrowed(_typing: Any, array: Any) -> Any:
+    """The same array without its owner: passing it on counts no references, which several workers would do to one counter."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = context.make_array(signature.args[0])(context, builder, args[0])
+        value.meminfo = ir.Constant(value.meminfo.type, None)
+        value.parent = ir.Constant(value.parent.type, None)
+        return value._getvalue()
+
+    return array(array), codegen
+
+
 @inner
 def draw(sync):
     """The next (stage, chunk) as one number; `stage_of` and `chunk_of` take it apart."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from agentkit.engine.models.gguf_reader import StoredTensor, read_gguf
 from agentkit.engine.models.rope import Rope
 from agentkit.errors import EngineError
 
@@ -61,22 +62,16 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]
     kind: str
-    source: Any
+    source: StoredTensor
 
 
 class GgufFile:
     """An open GGUF file. Raises EngineError for a file that is damaged or whose architecture is not supported."""
 
     def __init__(self, path: Path) -> None:
-        import gguf
-
-        try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-            raise EngineError(f"{path}: not a whole GGUF file: {error}") from error
+        self.metadata, self._stored = read_gguf(path)
         self.path = path
-        self.metadata: dict[str, Any] = _Metadata(self._reader.fields)
-        self.architecture = str(self.metadata["general.architecture"])
+        self.architecture = str(self.metadata.get("general.architecture"))
         if self.architecture not in _ARCHITECTURES:
             raise EngineError(f"{path}: the GGUF architecture {self.architecture!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
 
@@ -87,7 +82,7 @@ class GgufFile:
     @cached_property
     def tensors(self) -> list[GgufTensor]:
         """All tensors in the order in which they should be stored: q, k, v and gate, up side by side."""
-        named = [self._named(tensor) for tensor in self._reader.tensors if tensor.name != "rope_freqs.weight"]
+        named = [self._named(tensor) for tensor in self._stored if tensor.name != "rope_freqs.weight"]
         return sorted(named, key=_storage_order)
 
     @property
@@ -172,7 +167,7 @@ class GgufFile:
         return fields
 
     def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
-        factors = next((tensor for tensor in self._reader.tensors if tensor.name == "rope_freqs.weight"), None)
+        factors = next((tensor for tensor in self._stored if tensor.name == "rope_freqs.weight"), None)
         if factors is not None:
             return self._llama3_scaling(head_dim, np.asarray(factors.data, np.float32))
         kind = str(self.get("{arch}.rope.scaling.type", "none"))
@@ -203,9 +198,8 @@ class GgufFile:
             raise EngineError(f"{self.path}: the metadata lacks {self.architecture}.{key}; the file is incomplete")
         return value
 
-    def _named(self, tensor: Any) -> GgufTensor:
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return GgufTensor(self._hf_name(tensor.name), shape, tensor.tensor_type.name, tensor)
+    def _named(self, tensor: StoredTensor) -> GgufTensor:
+        return GgufTensor(self._hf_name(tensor.name), tensor.shape, tensor.kind.name, tensor)
 
     def _hf_name(self, name: str) -> str:
         if name in _TOP:
@@ -222,7 +216,7 @@ class GgufFile:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        data, kind = tensor.source.data, tensor.source.tensor_type
+        data, kind = tensor.source.data, tensor.source.kind
         if kind == GGMLQuantizationType.BF16 and dtype == np.uint16:
             return np.asarray(data).view(np.uint16).reshape(tensor.shape)
         if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
@@ -236,19 +230,6 @@ class GgufFile:
             except NotImplementedError as error:
                 raise EngineError(f"{self.path}: the tensor {tensor.name} is quantised as {kind.name}, which cannot be read") from error
         return out
-
-
-class _Metadata(dict[str, Any]):
-    """GGUF fields, decoded when they are asked for (the vocabulary takes a moment)."""
-
-    def __init__(self, fields: Any) -> None:
-        super().__init__(fields)
-
-    def __getitem__(self, key: str) -> Any:
-        return super().__getitem__(key).contents()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default  # noqa: SIM401 - dict.get would not decode
 
 
 def _half_split(array: Array, heads: int) -> Array:
