@@ -35,6 +35,7 @@ from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Req
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.stream import Arrived, EventStream
+from agentkit.engine.warmup import compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
 from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
@@ -97,6 +98,8 @@ class Engine:
         start = time.perf_counter()
         dtype = "auto" if weights == "auto" else "float32"
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
+        if loaded.model.device.type == "cpu":
+            compile_kernels_once(progress)
         loaded = with_weights(loaded, weights)
         self._loaded = loaded
         self.model_name = loaded.name

@@ -40,7 +40,7 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
     Raises EngineError where the representation is not possible.
     """
     model = loaded.model
-    if weights in ("auto", "fp32"):
+    if weights == "fp32" or (weights == "auto" and not _fits(model)):
         return loaded
     if weights == "fp16":
         return replace(loaded, model=half_precision(model))
@@ -85,11 +85,13 @@ def _as_stored(file: GgufFile, tensor: GgufTensor) -> tuple[Blocks, npt.NDArray[
     return Blocks(KINDS[tensor.kind], file.blocks(tensor), tensor.shape[1]), file.row_order(tensor)
 
 
-def _fits(model: Decoder) -> bool:
+def _fits(model: object) -> bool:
     return not _obstacle(model)
 
 
-def _obstacle(model: Decoder) -> str:
+def _obstacle(model: object) -> str:
+    if not isinstance(model, Decoder):
+        return f"this model runs through {type(model).__name__}, not the native decoder"
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"blocks are made of float32 matrices on the CPU, and this model is {model.dtype} on {model.device}"
     if not supported():
