@@ -27,9 +27,14 @@ class _Classes(Alphabet):
 
     classes: tuple[CharSet, ...] = field(default=(), compare=False)
     known: dict[str, bytes] = field(default_factory=dict, compare=False)
+    codes_of: dict[CharSet, list[int]] = field(default_factory=dict, compare=False)
 
     def codes(self, chars: CharSet) -> list[int]:
-        return [i for i, c in enumerate(self.classes) if c & chars]
+        """Numbers of the classes that make up a set: each lies in it as a whole, or not at all."""
+        found = self.codes_of.get(chars)
+        if found is None:
+            found = self.codes_of[chars] = [i for i, c in enumerate(self.classes) if c.ranges[0][0] in chars]
+        return found
 
     def chars(self, builder: Builder, chars: CharSet) -> Node:
         codes = self.codes(chars)
