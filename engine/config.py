@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from agentkit.engine.speculation.setting import check_speculation
+
 SEED_BITS = 64
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
@@ -135,7 +137,8 @@ class EngineConfig:
     """How one engine is set up.
 
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
-    speculation, weights, kv: "auto", or one of SPECULATION, WEIGHTS, KV below; anything else is refused by name.
+    speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
+    weights, kv: "auto", or one of WEIGHTS, KV below; anything else is refused by name.
         weights: "fp32" as loaded; "fp16" half-precision matrices on the CPU (see weights.py): start-up packs them, decoding is
         about twice as fast; "auto" is float32 on the CPU and bfloat16 on a GPU.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
@@ -165,12 +168,12 @@ class EngineConfig:
     kv_memory: int | float | None = None
     prefix_caching: bool = True
 
-    SPECULATION = ("auto", "off")
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
     KV = ("auto", "fp32")
 
     def __post_init__(self) -> None:
-        for name, allowed in (("speculation", self.SPECULATION), ("weights", self.WEIGHTS), ("kv", self.KV)):
+        check_speculation(self.speculation)
+        for name, allowed in (("weights", self.WEIGHTS), ("kv", self.KV)):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")

@@ -34,6 +34,7 @@ from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.warmup import compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
@@ -351,4 +352,6 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int
     runner = TorchRunner(model, pool, model.device, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)
+    folder = None if config.cache_dir is None else Path(config.cache_dir)
+    speculator = speculator_for(config.speculation, loaded, pool, partial(fingerprint, loaded, ""), folder)
+    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, speculator, metrics)

@@ -1,9 +1,4 @@
-"""From Engine(speculation=...) to a Speculator.
-
-    "off"            plain decoding            "auto"           what pays without further weights: "ngram"
-    "ngram"          prompt lookup             "lookahead"      Jacobi windows and their n-grams
-    "draft:MODEL"    a smaller model           "self", "self:K" the model's own first K layers (a third of them)
-    "medusa", "eagle", "medusa:FILE", "eagle:FILE"              trained heads (agentkit train)
+"""From Engine(speculation=...) to a Speculator; the settings are listed in setting.py.
 
 Input: the setting, the loaded target and its pool. Knows nothing of requests.
 """
@@ -29,18 +24,6 @@ from agentkit.errors import EngineError
 if TYPE_CHECKING:
     from agentkit.engine.models.loader import LoadedModel
 
-PLAIN = ("auto", "off", "ngram", "lookahead", "self", "medusa", "eagle")
-WITH_VALUE = ("draft", "self", "medusa", "eagle")
-
-
-def check_speculation(setting: str) -> None:
-    """Raises ValueError for a setting that is none of those above."""
-    name, _, value = setting.partition(":")
-    fine = setting in PLAIN or (name in WITH_VALUE and value)
-    if not fine or (name == "self" and value and not value.isdecimal()):
-        known = ", ".join([*map(repr, PLAIN), "'draft:MODEL'", "'self:LAYERS'", "'medusa:FILE'", "'eagle:FILE'"])
-        raise ValueError(f"speculation={setting!r} is not available; choose one of {known}")
-
 
 def speculator_for(setting: str, target: LoadedModel, pool: KVPool, digest: Callable[[], str], cache_dir: Path | None = None) -> Speculator | None:
     """None for "off".   digest: of the target's weights, asked for only where heads are loaded.
@@ -50,7 +33,7 @@ def speculator_for(setting: str, target: LoadedModel, pool: KVPool, digest: Call
     name, _, value = setting.partition(":")
     if name == "off":
         return None
-    return Speculator(_proposer(name, value, target, pool, digest, cache_dir), Pace(StepCosts()))
+    return Speculator(_proposer(name, value, target, pool, digest, cache_dir), Pace(StepCosts()), branches=False)
 
 
 def heads_file(kind: str, digest: str, cache_dir: Path | None = None) -> Path:

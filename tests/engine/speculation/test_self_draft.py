@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.speculation.choose import check_speculation
 from agentkit.engine.speculation.pace import StepCosts
 from agentkit.engine.speculation.self_draft import SelfDraftProposer, first_layers
+from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from tests.engine.models.synthetic import LAYERS, random_decoder
 from tests.engine.speculation.test_speculator import Eager
