@@ -12,7 +12,7 @@ from fractions import Fraction
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends.chars import remembered
 
-LEAST, MOST = -307, 307  # exponents of which every double is a normal one
+LEAST, MOST = -299, 307  # exponents of which every double is a normal one
 GREATEST = Fraction(10) ** (MOST + 1)
 ONE, TEN = Fraction(1), Fraction(10)
 DIGIT = 0x3FF << 0x30  # the bytes 0 to 9
@@ -82,11 +82,23 @@ def _padded(b: Builder, lo: int, hi: int, width: int) -> Node:
     """The integers from `lo` to `hi` in exactly `width` digits."""
     if lo > hi:
         return b.EMPTY
-    if (lo, hi) == (0, 10**width - 1):
-        return b.repeat(b.byte_class(DIGIT), width, width)
+    if width == 0:
+        return b.EPSILON
     unit = 10 ** (width - 1)
-    after: dict[Node, int] = {}
-    for digit in range(lo // unit, hi // unit + 1):
-        node = _padded(b, max(lo - digit * unit, 0), min(hi - digit * unit, unit - 1), width - 1)
-        after[node] = after.get(node, 0) | 1 << 0x30 + digit
-    return b.alt(*(b.seq(b.byte_class(digits), node) for node, digits in after.items()))
+    (first, low), (last, high) = divmod(lo, unit), divmod(hi, unit)
+    if first == last:
+        return b.seq(_digits(b, first, first), _padded(b, low, high, width - 1))
+    parts = []
+    if low > 0:
+        parts.append(b.seq(_digits(b, first, first), _padded(b, low, unit - 1, width - 1)))
+        first += 1
+    if high < unit - 1:
+        parts.append(b.seq(_digits(b, last, last), _padded(b, 0, high, width - 1)))
+        last -= 1
+    if first <= last:
+        parts.append(b.seq(_digits(b, first, last), b.repeat(b.byte_class(DIGIT), width - 1, width - 1)))
+    return b.alt(*parts)
+
+
+def _digits(b: Builder, first: int, last: int) -> Node:
+    return b.byte_class((1 << 0x31 + last) - (1 << 0x30 + first))

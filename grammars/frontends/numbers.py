@@ -22,7 +22,7 @@ from agentkit.grammars.frontends.exponents import any_exponent, scientific
 
 INTEGER_DIGITS = 20  # digits before the point, unless a bound needs more
 FRACTION_DIGITS = 20  # digits after the point, unless a bound or step needs more
-LOOSE_EXPONENT = 280  # up to here, 20 digits on either side of the point may stand before an exponent: doubles end at 1e308
+LOOSE_EXPONENT = 279  # up to here, 20 digits on either side of the point may stand before an exponent: doubles end at 1e308
 MAX_BOUND_DIGITS = 1000
 MAX_REMAINDERS = 8_000  # (remainder, digits left) pairs of a multipleOf automaton
 LONGEST_GAP = 10_000  # more consecutive multiples than any set of steps left out can cover
