@@ -7,9 +7,10 @@ import random
 import pytest
 
 from agentkit.engine.request import Request
+from agentkit.engine.sampling import uniform
 from agentkit.engine.scheduler import Limits
 from agentkit.errors import AgentKitError
-from tests.engine.tiny import Bench, TextsMatcher, TinyDecoder
+from tests.engine.tiny import Bench, TextsMatcher, TinyDecoder, logits_without_cache
 
 TEXTS = [b'{"ok":true}', b'{"ok":false}', b'{"no":[1,2,3]}', b"ababab"]
 
@@ -42,6 +43,7 @@ def run(count: int, pages: int, seed: int) -> None:
     assert bench.pool.live_pages == 0
     assert bench.pool.free_pages + bench.pool.tree.evictable == bench.pool.page_count
     assert sum(r.preemptions for r in requests) > 0
+    ties = 0
     for request, chosen in zip(requests, options, strict=True):
         ends = [e for e in bench.heard(request) if not hasattr(e, "forced")]
         assert len(ends) == 1
@@ -51,7 +53,25 @@ def run(count: int, pages: int, seed: int) -> None:
             continue
         grammar = chosen.pop("grammar")
         alone = Bench(bench.model, pages=64).complete(request.prompt, TextsMatcher(TEXTS) if grammar else None, **chosen)
-        assert alone.tokens == request.tokens
+        if alone.tokens != request.tokens:
+            ties += 1
+            assert is_tie(bench.model, request, alone)
+    assert ties <= 1 + count // 500  # rounding decides about one in 50,000 tokens
+
+
+def is_tie(model: TinyDecoder, request: Request, alone: Request) -> bool:
+    """Whether the first difference is one that rounding decides: logits come out in other last digits beside other requests.
+
+    Greedy: the two logits are equal to 1e-3. Sampled: the random number lies on the border between the two tokens.
+    """
+    at = next(i for i, (a, b) in enumerate(zip(request.tokens, alone.tokens, strict=False)) if a != b)
+    low, high = sorted((request.tokens[at], alone.tokens[at]))
+    logits = logits_without_cache(model, request.tokens[:at]).double()
+    if request.params.greedy:
+        return abs(float(logits[low] - logits[high])) < 1e-3
+    reached = logits.softmax(-1).cumsum(-1)
+    u = uniform(request.seed, at - len(request.prompt))
+    return request.matcher is None and max(abs(float(reached[low]) - u), abs(float(reached[high - 1]) - u)) < 1e-4
 
 
 @pytest.mark.parametrize("seed", [1, 2])

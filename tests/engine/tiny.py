@@ -227,19 +227,23 @@ class Bench:
         return request
 
 
-def greedy_without_cache(model: TinyDecoder, prompt: Sequence[int], count: int) -> list[int]:
-    """Reference decoding: the whole sequence anew for each token, explicit attention, no cache."""
+def logits_without_cache(model: TinyDecoder, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits after the last of `tokens`: the whole sequence anew, explicit attention, no cache."""
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
         hidden = torch.ones(q.shape[0], q.shape[0], dtype=torch.bool).triu_(1)
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         return attend_explicit(q, k.transpose(0, 1), v.transpose(0, 1), mask, scale, softcap)
 
+    n = len(tokens)
+    return model.forward(torch.tensor(tokens), torch.arange(n), attend, slice(n - 1, n))[0, : len(TOKENS)]
+
+
+def greedy_without_cache(model: TinyDecoder, prompt: Sequence[int], count: int) -> list[int]:
+    """Reference decoding."""
     tokens = list(prompt)
     for _ in range(count):
-        n = len(tokens)
-        logits = model.forward(torch.tensor(tokens), torch.arange(n), attend, slice(n - 1, n))[0, : len(TOKENS)]
-        token = int(logits.argmax())
+        token = int(logits_without_cache(model, tokens).argmax())
         if token == STOP:
             break
         tokens.append(token)

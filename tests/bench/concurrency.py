@@ -1,0 +1,147 @@
+"""Serving tool calls over one shared prefix: time to the first token, calls one by one, and many at once.
+
+    python tests/bench/concurrency.py [--weights fp32] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
+
+prompts.json: a prefix (system and 12 tools, 1,488 tokens), 20 questions, and the bounded schema of a call; greedy, at most 256
+tokens. The prefix is pinned; each question's own tokens are computed within the times given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentkit.engine import Engine, Generation
+from agentkit.engine.runner import Span
+from agentkit.grammars import Grammar
+
+REPEATS = 5
+
+
+class Calls:
+    """The prompts of the tool-call benchmark on one engine."""
+
+    def __init__(self, engine: Engine, data: dict[str, Any], calls: int) -> None:
+        encode = lambda text: engine.tokenizer.encode(text, special=True)  # noqa: E731
+        self.engine = engine
+        self.prefix = encode(data["prefix"])
+        self.prompts = [[*self.prefix, *encode(message + data["suffix"])] for message in data["messages"][:calls]]
+        self.grammar = Grammar.from_json_schema(data["schema_bounded"])
+
+    def call(self, prompt: list[int], max_tokens: int = 256) -> Generation:
+        return self.engine.generate(prompt, grammar=self.grammar, max_tokens=max_tokens)
+
+    def one_by_one(self) -> list[tuple[float, Generation]]:
+        done = []
+        for prompt in self.prompts:
+            start = time.perf_counter()
+            done.append((0.0, self.call(prompt)))
+            done[-1] = (time.perf_counter() - start, done[-1][1])
+        return done
+
+    def together(self, count: int) -> tuple[float, list[Generation]]:
+        found: dict[int, Generation] = {}
+        prompts = [self.prompts[i % len(self.prompts)] for i in range(count)]
+        threads = [threading.Thread(target=lambda i=i, p=p: found.update({i: self.call(p)})) for i, p in enumerate(prompts)]  # type: ignore[misc]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - start, [found[i] for i in range(count)]
+
+
+def first_tokens(calls: Calls) -> dict[str, float]:
+    """Medians in seconds: the first token of a request whose prefix is pinned, and a bare forward of the same tokens at that depth."""
+    scheduler, depth = calls.engine._scheduler, len(calls.prefix)
+    warm, bare = [], []
+    for _ in range(REPEATS):
+        for prompt in calls.prompts[:4]:
+            calls.engine.prefix.clear()
+            generation = calls.engine.generate(prompt, max_tokens=1)
+            assert generation.usage.cached_tokens >= depth
+            assert generation.usage.ttft_s is not None
+            warm.append(generation.usage.ttft_s)
+            calls.engine.prefix.clear()
+            sequence = scheduler.pool.start(prompt)
+            assert sequence.length >= depth
+            scheduler.pool.reserve(sequence, len(prompt))
+            start = time.perf_counter()
+            scheduler._runner.execute([Span(sequence, tuple(prompt[sequence.length :]))])
+            bare.append(time.perf_counter() - start)
+            scheduler.pool.release(sequence, keep=False)
+    return {"warm": statistics.median(warm), "bare": statistics.median(bare)}
+
+
+def valid(generations: list[Generation]) -> str:
+    """How many are whole: parsed JSON with a name and arguments."""
+    good = 0
+    for generation in generations:
+        try:
+            good += set(json.loads(generation.text)) == {"name", "arguments"}
+        except ValueError:
+            continue
+    return f"{good}/{len(generations)}"
+
+
+def report(calls: Calls, together: int) -> None:
+    start = time.perf_counter()
+    calls.engine.pin(prompt=calls.prefix)
+    cold = time.perf_counter() - start
+    calls.call(calls.prompts[0])  # kernels and masks
+    times = first_tokens(calls)
+    print(f"prefix of {len(calls.prefix)} tokens computed and pinned in {cold:.2f} s")
+    print(
+        f"first token, prefix pinned     {times['warm']:.3f} s   bare forward of the suffix {times['bare']:.3f} s   ratio {times['warm'] / times['bare']:.2f}"
+    )
+    print(f"first token, cold / pinned     {(cold + times['warm']) / times['warm']:.1f}")
+    done = calls.one_by_one()
+    usages = [g.usage for _, g in done]
+    print(
+        f"one by one: {statistics.median(s for s, _ in done):.3f} s a call (median), valid {valid([g for _, g in done])}, "
+        f"{statistics.median(u.output_tokens for u in usages):.0f} tokens, of them forced {statistics.median(u.forced_tokens for u in usages):.0f}, "
+        f"{statistics.median(u.forwards for u in usages):.0f} forwards"
+    )
+    for count in sorted({1, 4, together}):
+        seconds, generations = calls.together(count)
+        output, forced = (sum(getattr(g.usage, name) for g in generations) for name in ("output_tokens", "forced_tokens"))
+        print(
+            f"{count:>3} at once: {seconds:6.2f} s, {(output - forced) / seconds:6.1f} sampled tok/s + {forced / seconds:6.1f} forced, "
+            f"{count / seconds:.2f} calls/s, valid {valid(generations)}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--weights", nargs="+", default=["fp32"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--together", type=int, default=16)
+    parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "toolcall")
+    options = parser.parse_args()
+    file = options.data / "prompts.json"
+    if not file.is_file():
+        print(f"no reference data: {file} does not exist (give its folder with --data)")
+        return 0
+    load = os.getloadavg()[0]
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}, torch {torch.__version__}, {options.threads} threads")
+    for weights in options.weights:
+        with Engine(options.model, weights=weights, threads=options.threads, max_running=max(16, options.together)) as engine:
+            print(f"\n{options.model}, weights={weights}")
+            report(Calls(engine, json.loads(file.read_text()), options.calls), options.together)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
