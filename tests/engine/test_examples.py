@@ -1,0 +1,55 @@
+"""The engine's examples, on a tiny model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agentkit.engine import Engine
+from tests.engine.loaded import loaded_model
+
+
+def example(root: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, root / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    with Engine(loaded_model(tmp_path / "model"), threads=1) as engine:
+        yield engine
+
+
+async def test_batch_extraction_goes_on_where_it_stopped(engine: Engine, tmp_path: Path, root: Path) -> None:
+    module = example(root, "batch_extraction")
+    texts, path = module.records(6), tmp_path / "people.jsonl"
+    assert len(set(texts)) == 6
+    await module.extract(engine, texts[:3], path)
+    before = path.read_text()
+    path.write_text(before + '{"record": 3, "text": "cut o')
+    await module.extract(engine, texts, path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.read_text().startswith(before)
+    assert sorted(line["record"] for line in lines) == list(range(6))
+    assert all(module.Person.model_validate(line["person"]) for line in lines)
+
+
+def test_prefix_caching_measures_and_draws(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example(root, "prefix_caching")
+    monkeypatch.setattr(module, "QUESTIONS", module.QUESTIONS[:2])
+    monkeypatch.setattr(module, "SYSTEM", module.SYSTEM[:3000])
+    with Engine(loaded_model(tmp_path / "model"), threads=1) as engine:
+        cold, warm = module.measure(engine)
+        assert engine.stats().pinned_pages in (0, 3001 // 32 + 1)  # released within a step
+    assert len(cold) == len(warm) == 2
+    module.draw(cold, warm)
+    assert capsys.readouterr().out.count("█") > 60
