@@ -57,7 +57,7 @@ def compile_kernels_once(progress: Progress | None) -> None:
 
 
 def _part(plain: Decoder, layer: int, name: str) -> Part:
-    linear = plain.head if layer < 0 else getattr(plain.layers[layer], name)
+    linear: Any = plain.head if layer < 0 else getattr(plain.layers[layer], name)
     blocks: Blocks = (eight_bits if layer < 0 else four_bits)(linear.weight.numpy())
     return Part([blocks], [None])
 

@@ -54,8 +54,8 @@ class Metadata(dict[str, Any]):
 
 def read_gguf(path: Path) -> tuple[Metadata, list[StoredTensor]]:
     """Metadata and tensors of a file. Raises EngineError for one that is damaged, cut off or of another version."""
-    data = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.zeros(0, np.uint8)
-    view = memoryview(data)
+    data: Array = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.zeros(0, np.uint8)
+    view = memoryview(data)  # type: ignore[arg-type] # numpy's stubs do not say that arrays are buffers before 3.12
     try:
         return _read(view, data)
     except (struct.error, ValueError, UnicodeDecodeError, KeyError, IndexError, OverflowError) as error:
@@ -118,7 +118,7 @@ def _after(view: memoryview, kind: int, at: int) -> int:
     size = struct.Struct("<Q").unpack_from
     if element == _STRING:
         for _ in range(length):
-            at += 8 + size(view, at)[0]
+            at += 8 + int(size(view, at)[0])
         return at
     for _ in range(length):
         at = _after(view, element, at)
