@@ -70,16 +70,19 @@ def _load(text: str, start: str) -> Any:
         return lark.Lark(text, start=start, parser="earley", lexer="dynamic")
     except lark.exceptions.UnexpectedInput as error:
         raise InvalidGrammar(f"the grammar is not Lark: {error}", position=error.pos_in_stream) from error
-    except (lark.exceptions.LarkError, OSError, ValueError, *_pattern_errors()) as error:
+    except _load_errors() as error:
         raise InvalidGrammar(f"lark refuses the grammar: {error}", position=_place(text, str(error))) from error
     except RecursionError:
         raise GrammarTooComplex("nesting", "the grammar's groups are nested too deep for lark; give inner parts rules of their own") from None
 
 
-def _pattern_errors() -> tuple[type[Exception], ...]:
-    """What lark lets through when a terminal's pattern is malformed: it asks the regex package as well, where there is one."""
+def _load_errors() -> tuple[type[Exception], ...]:
+    """What lark raises, and what it lets through for a malformed pattern: it asks the regex package as well, where there is one."""
+    import lark
+
+    known = (lark.exceptions.LarkError, OSError, ValueError, re.error)
     other = sys.modules.get("regex")
-    return (re.error,) if other is None else (re.error, other.error)
+    return known if other is None else (*known, other.error)
 
 
 def _place(text: str, message: str) -> int | None:
