@@ -54,6 +54,7 @@ class AgentOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     parallel_tool_calls: bool | int
+    max_repeats: int | None
     approve: Approve | None
     output_validators: Sequence[Validator]
     protocol: TurnProtocol | str | None
@@ -72,6 +73,8 @@ class Agent(Generic[DepsT, OutputT]):
         name: for messages.
         max_tokens: bound on one turn. temperature, top_k, top_p, min_p: how tokens are chosen; 0.0 is greedy.
         parallel_tool_calls: whether one turn may make several calls (a number: at most so many). Small models do better with one.
+        max_repeats: a turn that makes the same calls as the one before and gets the same results counts as a repeat; after so many in a
+            row the next turn has to answer (tools are switched off by mask). None: no bound, for tools that are polled.
         approve: asked before a tool with approval=True runs.
         output_validators: called in order with (RunContext, value); each gives the value back, or raises ModelRetry.
         protocol: how a local model's family writes calls ("hermes", "qwen", "llama3" ...); None: as its chat template says.
@@ -107,6 +110,7 @@ class Agent(Generic[DepsT, OutputT]):
         top_p: float = 1.0,
         min_p: float = 0.0,
         parallel_tool_calls: bool | int = False,
+        max_repeats: int | None = 1,
         approve: Approve | None = None,
         output_validators: Sequence[Validator] = (),
         protocol: TurnProtocol | str | None = None,
@@ -120,6 +124,7 @@ class Agent(Generic[DepsT, OutputT]):
         self.retries = _at_least("retries", retries, 0)
         self.sampling = Sampling(_at_least("max_tokens", max_tokens, 1), temperature, top_k, top_p, min_p)
         self.max_calls = _calls_a_turn(parallel_tool_calls)
+        self.max_repeats = None if max_repeats is None else _at_least("max_repeats", max_repeats, 1)
         self.approve = approve
         self.output_validators = tuple(output_validators)
 
@@ -181,6 +186,7 @@ class Agent(Generic[DepsT, OutputT]):
             tool_choice=self._checked_choice(options.get("tool_choice", "auto")),
             execute_tools=options.get("execute_tools", True),
             max_calls=self.max_calls,
+            max_repeats=self.max_repeats,
             retries=self.retries,
             limits=options.get("usage_limits") or UsageLimits(),
             sampling=self._sampling(options),

@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from agentkit.errors import EngineError
@@ -150,7 +150,8 @@ class LocalModel:
         form = FORMATS[protocol.format]
         if not request.tools and request.output_schema is None and not form.final and (form.reasoning is None or reasoning == "none"):
             return None
-        tools: list[dict[str, Any]] = [asdict(tool) for tool in request.tools]
+        tools = [{"name": tool.name, "parameters": tool.accepted or tool.parameters} for tool in request.tools]
+        request = replace(request, output_schema=request.output_accepted or request.output_schema)
         key = compact([protocol.format, reasoning, tools, request.tool_choice, request.output_schema, request.max_calls])
         with self._grammars_lock:
             if key not in self._grammars:

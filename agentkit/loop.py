@@ -54,6 +54,7 @@ class RunPlan:
     tool_choice: str = "auto"
     execute_tools: bool = True
     max_calls: int = 1
+    max_repeats: int | None = 1
     retries: int = 1
     limits: UsageLimits = field(default_factory=UsageLimits)
     sampling: Sampling = field(default_factory=Sampling)
@@ -84,7 +85,9 @@ class Run:
         self.calls: list[ToolCall] = []
         self.step = 0
         self._failures: Counter[str] = Counter()
-        self._specs = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in plan.tools.values())
+        self._last: list[tuple[str, str, str | None]] = []  # what the last turn called, and what came of it
+        self._repeats = 0  # turns in a row that only repeated the one before
+        self._specs = tuple(ToolSpec(tool.name, tool.description, tool.parameters, tool.accepted) for tool in plan.tools.values())
         self._turn: Turn | None = None
         self._received: list[_Received] = []
 
@@ -134,8 +137,10 @@ class Run:
             made = instructions(self._context())
             instructions = await made if inspect.isawaitable(made) else made
         choice = plan.tool_choice if plan.tool_choice == "none" or not self.calls else "auto"  # a demand is met by one valid call
-        choice = choice if self._specs else "none"
-        return TurnRequest(tuple(self.messages), instructions, self._specs, choice, plan.output.schema, plan.max_calls, plan.sampling)
+        stuck = plan.max_repeats is not None and self._repeats >= plan.max_repeats
+        choice = "none" if stuck or not self._specs else choice
+        output = plan.output
+        return TurnRequest(tuple(self.messages), instructions, self._specs, choice, output.schema, output.accepted, plan.max_calls, plan.sampling)
 
     def _end(self, end: TurnEnd) -> TurnEvent:
         self._turn = end.turn
@@ -189,6 +194,7 @@ class Run:
         for refused in (answer for answer in done if isinstance(answer, RetryMessage)):
             yield RetryEvent(refused)
         self._count_failures(failed, {call.name for call in valid})
+        self._count_repeats([answer for answer in done if isinstance(answer, ToolCall)] if not failed else [])
         yield ToolsEvent(tuple(answer for answer in done if isinstance(answer, ToolCall)))
         bodiless = any(not self.plan.tools[call.name].has_body for call in valid)
         if not failed and (bodiless or not self.plan.execute_tools):
@@ -247,6 +253,12 @@ class Run:
             self._count_failures({_OUTPUT: error}, set())
         else:
             yield self._final(value)
+
+    def _count_repeats(self, calls: Sequence[ToolCall]) -> None:
+        """A model that calls the same again and gets the same result will go on like that; see Agent(max_repeats=...)."""
+        now = [(call.name, call.arguments_json, call.content) for call in calls]
+        self._repeats = self._repeats + 1 if now and now == self._last else 0
+        self._last = now
 
     def _count_failures(self, failed: Mapping[str, Exception | None], succeeded: set[str]) -> None:
         """One failure for each name and turn, whatever the number of calls; a success starts the count again."""

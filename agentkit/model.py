@@ -34,11 +34,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """What a model is told of a tool. parameters: JSON Schema of type "object"."""
+    """What a model is told of a tool, and held to.
+
+    parameters: JSON Schema of type "object", as the prompt shows it.
+    accepted: as a grammar enforces it; None: the same.
+    """
 
     name: str
     description: str
     parameters: JSONSchema
+    accepted: JSONSchema | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class TurnRequest:
     instructions: the agent's own, ahead of all messages.
     tools: all tools of the agent, always, so that the prompt's prefix stays the same; tool_choice restricts the turn instead.
     tool_choice: "auto", "required", "none", or the name of one tool.
-    output_schema: JSON Schema of a structured final answer; None: the answer is free text.
+    output_schema: JSON Schema of a structured final answer; None: the answer is free text.      output_accepted: as for tools.
     max_calls: how many calls one turn may make.
     """
 
@@ -69,6 +74,7 @@ class TurnRequest:
     tools: Sequence[ToolSpec] = ()
     tool_choice: str = "auto"
     output_schema: JSONSchema | None = None
+    output_accepted: JSONSchema | None = None
     max_calls: int = 1
     sampling: Sampling = field(default_factory=Sampling)
 

@@ -25,7 +25,7 @@ class OutputSpec:
         type_: str (free text), a Pydantic model, any type Pydantic validates, or a list/tuple of alternatives.
 
     Attributes:
-        schema: JSON Schema; None for free text.
+        schema: JSON Schema; None for free text.      accepted: as a grammar should enforce it.
 
     Raises:
         InvalidOption: the type has no JSON form.
@@ -38,6 +38,7 @@ class OutputSpec:
             type_ = Union[tuple(type_)]  # noqa: UP007  # the members are only known now
         self.type = type_
         self.schema: JSONSchema | None = None
+        self.accepted: JSONSchema | None = None
         self._adapter: TypeAdapter[Any] | None = None
         if type_ is str:
             return
@@ -45,7 +46,7 @@ class OutputSpec:
             raise InvalidOption(f"output_type is the function {type_.__name__}; give a type, or pass the function among the tools")
         try:
             self._adapter = TypeAdapter(type_)
-            self.schema = json_schema_of(self._adapter)
+            self.schema, self.accepted = json_schema_of(self._adapter), json_schema_of(self._adapter, exact=True)
         except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as error:
             raise InvalidOption(f"output_type {type_!r} has no JSON form: {error}") from error
 

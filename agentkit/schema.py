@@ -20,6 +20,8 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
+from agentkit.grammars.frontends.pydantic_schema import ValidatedSchema
+
 __all__ = ["JSONSchema", "json_schema_of"]
 
 JSONSchema = dict[str, Any]
@@ -31,7 +33,7 @@ _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 
-class _Generator(GenerateJsonSchema):
+class _Closed(GenerateJsonSchema):
     """Pydantic's generator with closed objects and without automatic titles."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # declared so by Pydantic
@@ -49,6 +51,10 @@ class _Generator(GenerateJsonSchema):
         return _closed(super().dataclass_schema(schema))
 
 
+class _Exact(_Closed, ValidatedSchema):
+    """The same, saying what validation checks beyond it: what a grammar enforces is then never refused afterwards."""
+
+
 def _closed(schema: JsonSchemaValue, explicit_title: bool = False) -> JsonSchemaValue:
     if not explicit_title:
         schema.pop("title", None)
@@ -57,18 +63,19 @@ def _closed(schema: JsonSchemaValue, explicit_title: bool = False) -> JsonSchema
     return schema
 
 
-def json_schema_of(type_: Any, *, mode: JsonSchemaMode = "validation") -> JSONSchema:
+def json_schema_of(type_: Any, *, mode: JsonSchemaMode = "validation", exact: bool = False) -> JSONSchema:
     """JSON Schema of a type.
 
     Args:
         type_: a Pydantic model, or anything a `pydantic.TypeAdapter` takes.
         mode: "validation" (what is accepted) or "serialization".
+        exact: as grammars should enforce it (formats and patterns that only our grammars know) rather than as models should see it.
 
     Raises:
         pydantic.errors.PydanticUserError: the type has no JSON Schema (a callable, for instance).
     """
     adapter = type_ if isinstance(type_, TypeAdapter) else TypeAdapter(type_)
-    return _resolve(adapter.json_schema(by_alias=True, mode=mode, schema_generator=_Generator))
+    return _resolve(adapter.json_schema(by_alias=True, mode=mode, schema_generator=_Exact if exact else _Closed))
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:

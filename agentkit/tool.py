@@ -14,6 +14,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from pydantic import BaseModel, ValidationError
@@ -52,6 +53,7 @@ class Tool(Generic[P, R]):
     Attributes:
         arguments: the Pydantic model of the arguments.
         parameters: its JSON Schema (type "object"), under the parameters' own names.
+        accepted: the same as a grammar enforces it, saying what Pydantic's validation checks beyond the JSON Schema it writes.
         has_body: False for a Pydantic model.
 
     Raises:
@@ -98,6 +100,11 @@ class Tool(Generic[P, R]):
         self._plan = call_plan(self.function, self.name, text.parameters, skip_first=self.unbound)
         self.arguments = self._plan.arguments
         return text
+
+    @cached_property
+    def accepted(self) -> JSONSchema:
+        """See the class."""
+        return json_schema_of(self.arguments, exact=True)
 
     def _schema(self, descriptions: Mapping[str, str]) -> JSONSchema:
         try:

@@ -8,8 +8,7 @@ mean to break the form pass `constrained=False`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from agentkit import grammars
@@ -94,7 +93,7 @@ def check_turn(request: TurnRequest, text: str) -> None:
 
 
 def _turn_matcher(request: TurnRequest) -> Any:
-    tools: Sequence[dict[str, Any]] = [asdict(tool) for tool in request.tools]
+    tools = [{"name": tool.name, "parameters": tool.accepted or tool.parameters} for tool in request.tools]
     parallel = request.max_calls if request.max_calls > 1 else False
     grammar = grammars.Grammar.from_tools(tools, choice=request.tool_choice, parallel=parallel, output_schema=request.output_schema, format="hermes")
     return grammar.matcher(VOCABULARY)

@@ -47,7 +47,7 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("speculation", v) for v in ("ngram", "")),
+        *(("speculation", v) for v in ("n-gram", "")),
         *(("weights", v) for v in ("int3", "q4")),
         *(("max_context", v) for v in (0, -1, 2.5)),
         ("kv", "fp8"),
