@@ -150,6 +150,8 @@ class EngineConfig:
     kv_memory: memory for keys and values, running and cached together: bytes (an int), or a fraction of what is free at the start
         (a float up to 1.0). None: a quarter of it, but no more than twice what max_running requests of full length need.
     prefix_caching: False computes every prompt anew.
+    deterministic: equal logits, bit by bit, whatever runs beside a request and however its prompt is cut or cached. Needs kernels
+        whose results do not depend on that: weights="int8" or "int4" on the CPU; refused elsewhere.
     """
 
     model: str
@@ -167,6 +169,7 @@ class EngineConfig:
     mixed_step_tokens: int = 128
     kv_memory: int | float | None = None
     prefix_caching: bool = True
+    deterministic: bool = False
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
     KV = ("auto", "fp32")

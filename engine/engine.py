@@ -38,6 +38,7 @@ from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.warmup import compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
+from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
@@ -51,7 +52,7 @@ class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
-    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching: see EngineConfig.
+    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, deterministic: see EngineConfig.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
@@ -79,6 +80,7 @@ class Engine:
         max_queue: int = 256,
         kv_memory: int | float | None = None,
         prefix_caching: bool = True,
+        deterministic: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = EngineConfig(
@@ -95,6 +97,7 @@ class Engine:
             max_queue=max_queue,
             kv_memory=kv_memory,
             prefix_caching=prefix_caching,
+            deterministic=deterministic,
         )
         start = time.perf_counter()
         dtype = "auto" if weights == "auto" else "float32"
@@ -102,6 +105,8 @@ class Engine:
         if loaded.model.device.type == "cpu":
             compile_kernels_once(progress)
         loaded = with_weights(loaded, weights)
+        if deterministic and not isinstance(loaded.model, PackedDecoder):
+            raise EngineError(f"deterministic=True needs weights='int8' or 'int4' on the CPU; {type(loaded.model).__name__} rounds by batch")
         self._loaded = loaded
         self.model_name = loaded.name
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)

@@ -1,6 +1,6 @@
 """Serving tool calls over one shared prefix: time to the first token, calls one by one, and many at once.
 
-    python tests/bench/concurrency.py [--weights fp32] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
+    python tests/bench/concurrency.py [--weights auto] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
 
 prompts.json: a prefix (system and 12 tools, 1,488 tokens), 20 questions, and the bounded schema of a call; greedy, at most 256
 tokens. The prefix is pinned; each question's own tokens are computed within the times given.
@@ -124,7 +124,7 @@ def report(calls: Calls, together: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--weights", nargs="+", default=["fp32"])
+    parser.add_argument("--weights", nargs="+", default=["auto"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--calls", type=int, default=20)

@@ -45,6 +45,10 @@ _SCHEDULER = "tests/engine/test_scheduler.py::test_"
 
 TESTED: dict[Statement, tuple[str, ...]] = {
     ("eng-backend-latch", 0): (f"{_CASES}exec.py::test_each_request_is_served_on_its_own_merits",),
+    ("eng-batch-invariance", 0): (
+        f"{_CASES}batch.py::test_logits_are_equal_to_the_bit_beside_any_neighbours",
+        f"{_CASES}batch.py::test_what_cannot_promise_it_refuses",
+    ),
     ("eng-batch-invariance", 1): (
         f"{_SCHEDULER}neighbours_joining_and_leaving_do_not_change_a_greedy_output",
         "tests/engine/test_stress.py::test_a_few_hundred_requests",
@@ -142,7 +146,6 @@ def _waiting(case_id: str, feature: Feature, reason: str) -> dict[Statement, Lat
 _HTTP = "the OpenAI-compatible server"
 
 LATER: dict[Statement, Later] = {
-    ("eng-batch-invariance", 0): Later(4, "deterministic=True; that neighbours matter only at ties is tested in tests/engine/test_stress.py"),
     **_waiting("eng-kv-quant-accuracy", 6, "keys and values in 8 bits"),
     **_waiting("eng-preempt-stale-drafts", 5, "drafts"),
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
