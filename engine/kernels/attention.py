@@ -142,7 +142,7 @@ def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_
         else:
             earliest = 0
         for j in range(group * dim):
-            query[i * group * dim + j] = q[t * q_stride + q_head * dim + j]
+            query[i * group * dim + j] = q[t * q_stride + q_head * dim + j] * scale
     for i in range(queries * padded):
         sums[i] = 0.0
     begin, stop = earliest // PAGE, (keys + PAGE - 1) // PAGE
@@ -160,7 +160,7 @@ def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_
         for g in range(group):
             at = (i * group + g) * RANGE
             place = (task[FIRST_PART] + i) * out_stride + (q_head + g) * (dim + 2) + dim
-            _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, scale, cap, out, place)
+            _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, cap, out, place)
     for p in range(begin, stop):
         slot = pages[task[FIRST_PAGE] + p] * PAGE
         _add_values(data, values_at + slot * dim, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
@@ -171,15 +171,13 @@ def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_
 
 
 @inner
-def _softmax(scores, at, begin, stop, low, high, scale, cap, out, place):
+def _softmax(scores, at, begin, stop, low, high, cap, out, place):
     """Scores at begin..stop become exponentials, 0 outside low..high; their maximum and sum go to out[place], out[place + 1]."""
     if high <= low:
         for j in range(begin, stop):
             scores[at + j] = 0.0
         out[place], out[place + 1] = -np.inf, 0.0
         return
-    for j in range(begin, stop):
-        scores[at + j] *= scale
     octets = (stop - begin) // LANES
     if cap > 0.0:
         cap_all(scores, at + begin, octets, cap)

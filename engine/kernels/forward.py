@@ -17,9 +17,10 @@ from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
 from agentkit.engine.kernels.rows import add_norm, gate, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import WIDTH, cap_all
+from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all
 
 COLUMNS = 96  # tokens that share a dequantised panel
+HEAD_BLOCKS = 8  # of the head in one chunk: there are many
 STAGES = 11  # per layer
 NORM, QKV, TURN, ATTEND, MERGE, OUT, OUT_NORM, NORM_MLP, GATE_UP, DOWN, DOWN_NORM = range(STAGES)
 
@@ -163,7 +164,7 @@ def _chunks(stage, shape, weights, batch):
     if stage == 1 + STAGES * shape.layers:
         return chosen
     if stage > STAGES * shape.layers:
-        return weights.matrices[MATRICES * shape.layers, BLOCKS] * _tiles(chosen)
+        return (weights.matrices[MATRICES * shape.layers, BLOCKS] + HEAD_BLOCKS - 1) // HEAD_BLOCKS * _tiles(chosen)
     layer, part = (stage - 1) // STAGES, (stage - 1) % STAGES
     rest = chosen if layer == shape.layers - 1 else tokens  # rows that go on after attention
     if part == NORM or part == TURN:
@@ -326,11 +327,13 @@ def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, s
 def _head(chunk, shape, constants, weights, batch, work, scratch):
     matrix = MATRICES * shape.layers
     blocks = weights.matrices[matrix, BLOCKS]
-    index, first = chunk % blocks, chunk // blocks * COLUMNS
+    spans = (blocks + HEAD_BLOCKS - 1) // HEAD_BLOCKS
+    begin, first = chunk % spans * HEAD_BLOCKS, chunk // spans * COLUMNS
     columns = min(COLUMNS, batch.chosen.size - first)
-    _columns(weights, matrix, index, first, work.normed, shape.hidden_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
-    if constants.logit_cap > 0:
-        cap_all(scratch, 0, columns * WIDTH // 8, constants.logit_cap)
-    for c in range(columns):
-        for j in range(min(WIDTH, shape.vocabulary - index * WIDTH)):
-            work.logits[first + c, index * WIDTH + j] = scratch[c * WIDTH + j]
+    for index in range(begin, min(begin + HEAD_BLOCKS, blocks)):
+        _columns(weights, matrix, index, first, work.normed, shape.hidden_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
+        if constants.logit_cap > 0:
+            cap_all(scratch, 0, columns * WIDTH // LANES, constants.logit_cap)
+        for c in range(columns):
+            for j in range(min(WIDTH, shape.vocabulary - index * WIDTH)):
+                work.logits[first + c, index * WIDTH + j] = scratch[c * WIDTH + j]

@@ -114,7 +114,7 @@ def _after(view: memoryview, kind: int, at: int) -> int:
     element, length = struct.unpack_from("<IQ", view, at)
     at += 12
     if element in _FORMATS:
-        return at + length * struct.calcsize("<" + _FORMATS[element])
+        return at + int(length) * struct.calcsize("<" + _FORMATS[element])
     size = struct.Struct("<Q").unpack_from
     if element == _STRING:
         for _ in range(length):

@@ -39,8 +39,7 @@ class Blocks:
 def eight_bits(weight: Array) -> Blocks:
     """float32 [rows, columns] rounded to Q8_0: the largest of a group becomes ±127. Raises EngineError where a scale leaves half precision."""
     groups = _grouped(weight)
-    d = (np.abs(groups).max(-1) / 127).astype(np.float16)
-    _check(d)
+    d = _half(np.abs(groups).max(-1) / 127)
     q = np.clip(np.rint(groups * _inverse(d)), -127, 127).astype(np.int8)
     return _joined(Q8_0, [d], q.view(np.uint8), weight.shape[1])
 
@@ -48,9 +47,8 @@ def eight_bits(weight: Array) -> Blocks:
 def four_bits(weight: Array) -> Blocks:
     """float32 [rows, columns] rounded to Q4_1: 16 evenly spaced values between a group's least and largest."""
     groups = _grouped(weight)
-    m = groups.min(-1).astype(np.float16)
-    d = ((groups.max(-1) - m.astype(np.float32)) / 15).astype(np.float16)
-    _check(d, m)
+    m = _half(groups.min(-1))
+    d = _half((groups.max(-1) - m.astype(np.float32)) / 15)
     q = np.clip(np.rint((groups - m.astype(np.float32)[..., None]) * _inverse(d)), 0, 15).astype(np.uint8)
     return _joined(Q4_1, [d, m], q[..., :16] | q[..., 16:] << 4, weight.shape[1])
 
@@ -81,9 +79,12 @@ def _inverse(d: Array) -> Array:
     return np.divide(1.0, wide, out=np.zeros_like(wide), where=wide != 0)
 
 
-def _check(*scales: Array) -> None:
-    if not all(np.isfinite(s).all() for s in scales):
+def _half(scales: Array) -> Array:
+    with np.errstate(over="ignore"):
+        rounded = scales.astype(np.float16)
+    if not np.isfinite(rounded).all():
         raise EngineError("weights: a matrix holds values too large to be quantised (or NaN); use weights='fp32'")
+    return rounded
 
 
 def _joined(kind: int, scales: list[Array], codes: Array, columns: int) -> Blocks:

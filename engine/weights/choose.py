@@ -35,12 +35,13 @@ _STACKED = {
 
 
 def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
-    """The same model with its matrices as `weights` says; "auto": int8 where this processor runs it fast, else as loaded.
+    """The same model with its matrices as `weights` says; "auto": the blocks of a quantised file where this processor runs
+    them fast, else as loaded: it never rounds what the file holds in full.
 
     Raises EngineError where the representation is not possible.
     """
     model = loaded.model
-    if weights == "fp32" or (weights == "auto" and not _fits(model)):
+    if weights == "fp32" or (weights == "auto" and not (_fits(model) and _is_quantised(loaded.gguf))):
         return loaded
     if weights == "fp16":
         return replace(loaded, model=half_precision(model))
@@ -83,6 +84,10 @@ class _Source:
 
 def _as_stored(file: GgufFile, tensor: GgufTensor) -> tuple[Blocks, npt.NDArray[np.int64] | None]:
     return Blocks(KINDS[tensor.kind], file.blocks(tensor), tensor.shape[1]), file.row_order(tensor)
+
+
+def _is_quantised(gguf: Path | None) -> bool:
+    return gguf is not None and any(tensor.kind not in ("F64", "F32", "F16", "BF16") for tensor in GgufFile(gguf).tensors)
 
 
 def _fits(model: object) -> bool:

@@ -1,0 +1,51 @@
+"""Blocks of 8 and 4 bits on the real SmolLM2, where it is in the cache: as close to float32 as docs/performance.md says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from agentkit.engine.kernels.library import supported
+from agentkit.engine.models.loader import LoadedModel, load_model
+from agentkit.engine.models.store import path
+from agentkit.engine.weights.choose import with_weights
+from agentkit.errors import ModelNotFound
+from tests.engine.kernels.models import Pool, Sequence, run
+
+pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2, FMA and F16C")
+TEXT = "def greet(name: str) -> str:\n    return f'Hello, {name}'\n\nThe capital of France is Paris, and the capital of Italy is Rome. In 1969, Neil"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    try:
+        path("smollm2-135m")
+    except ModelNotFound:
+        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+    return load_model("smollm2-135m", device="cpu", dtype="float32")
+
+
+def all_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    return run(model, Pool(model, pages=4), (Sequence([2, 0, 3, 1]), 0, ids))
+
+
+@pytest.mark.parametrize(("weights", "stored", "difference", "agreement"), [("int8", True, 0.002, 1.0), ("int8", False, 1.0, 0.9), ("int4", False, 8.0, 0.7)])
+def test_close_to_float32(loaded: LoadedModel, weights: str, stored: bool, difference: float, agreement: float) -> None:
+    if stored and loaded.gguf is None:
+        pytest.skip("this copy of SmolLM2 did not come from a GGUF file")
+    ids = loaded.tokenizer.encode(TEXT)
+    wanted = all_logits(loaded.model, ids)
+    model: Any = with_weights(loaded if stored else replace(loaded, gguf=None), weights).model
+    got = all_logits(model, ids)
+    assert (got - wanted).abs().max() < difference
+    assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() >= agreement
+
+
+def test_auto_is_the_file_itself(loaded: LoadedModel) -> None:
+    if loaded.gguf is None:
+        pytest.skip("this copy of SmolLM2 did not come from a GGUF file")
+    model: Any = with_weights(loaded, "auto").model
+    assert model.nbytes < 1.01 * loaded.gguf.stat().st_size
