@@ -24,6 +24,7 @@ from agentkit.errors import AgentKitError, EngineError
 
 if TYPE_CHECKING:
     from agentkit.engine.kv import KVSequence
+    from agentkit.engine.speculation.features import Features
     from agentkit.grammars import Matcher
 
 FinishReason = Literal["stop", "length", "timeout"]
@@ -180,7 +181,7 @@ class Request:
         self.served = 0  # the last step that gave it tokens
         self.cached = self.forced = self.forwards = self.preemptions = self.drafted = self.accepted = 0
         self.draft_state: Any = None  # notes of whoever guesses its tokens
-        self.features: Any = None  # the model's last hidden states [N, E], for those who guess from them
+        self.features: Features | None = None  # the model's last hidden states, for those who guess from them
         self.logprobs: list[TokenLogprob] = []
         self.siblings: list[Request] = []  # further outputs of the same prompt, until they run
         self.prefill_only = False  # compute the prompt, sample nothing

@@ -7,7 +7,7 @@ CPU or a GPU. It knows nothing of requests, grammars or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,12 +29,16 @@ class Span:
 
     draft: guesses that follow `tokens`; the logits after each of its nodes are wanted, too. Their keys and values are written to the
     slots behind `tokens`, in the order of the nodes, and do not count until `KVPool.keep`.
+    states: the hidden states of the last so many tokens, and of the draft's nodes, are told to `on_states` as float32
+    [states + len(draft), E] when the forward is done.
     """
 
     sequence: KVSequence
     tokens: tuple[int, ...]
     rows: int = 1
     draft: TokenTree | None = None
+    states: int = 0
+    on_states: Callable[[torch.Tensor], None] | None = None
 
     @property
     def size(self) -> int:
@@ -46,6 +50,10 @@ class Model(Protocol):
     """What a runner needs of a model."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: torch.Tensor) -> torch.Tensor: ...
+
+    def forward_with_states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Runner(Protocol):
@@ -82,12 +90,32 @@ class TorchRunner:
                 positions.extend(start + count - 1 + depth for depth in span.draft.depths)
         attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, span.size) for span in spans])
         with torch.inference_mode():
-            ids, places, wanted = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions, rows))
-            logits = _to_host(self._model.forward(ids, places, attend, wanted))
+            ids, places = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions))
+            logits = self._forward(spans, ids, places, attend, rows)
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
         ends = np.cumsum([span.rows + span.size - len(span.tokens) for span in spans])
         return np.split(logits, ends[:-1])
+
+    def _forward(self, spans: Sequence[Span], ids: torch.Tensor, places: torch.Tensor, attend: BatchAttention, rows: list[int]) -> Logits:
+        """Logits of `rows`; hands out states where a span wants them."""
+        wanted: list[range] = []
+        at = 0
+        for span in spans:
+            first = at + len(span.tokens) - span.states
+            wanted.append(range(first, at + span.size) if span.on_states is not None else range(0))
+            at += span.size
+        if not any(wanted):
+            return _to_host(self._model.forward(ids, places, attend, torch.tensor(rows, dtype=torch.long, device=self._device)))
+        place_of = {row: i for i, row in enumerate(rows)}
+        further = [row for own in wanted for row in own if row not in place_of]
+        place_of.update((row, len(rows) + i) for i, row in enumerate(further))
+        chosen = torch.tensor([*rows, *further], dtype=torch.long, device=self._device)
+        logits, states = self._model.forward_with_states(ids, places, attend, chosen, len(rows))
+        for span, own in zip(spans, wanted, strict=True):
+            if span.on_states is not None:
+                span.on_states(states[[place_of[row] for row in own]].float())
+        return _to_host(logits)
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

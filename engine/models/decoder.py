@@ -98,6 +98,19 @@ class Decoder:
 
         token_ids, positions: int64 [T]. logits_for: rows of the T tokens (int64 [N] or a slice); None: all of them.
         """
+        return self._logits(self.states(token_ids, positions, attend, logits_for))
+
+    __call__ = forward
+
+    def forward_with_states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [logits, V] of the first `logits` of the chosen rows, and `states` [N, E] of all of them."""
+        states = self.states(token_ids, positions, attend, states_for)
+        return self._logits(states[:logits]), states
+
+    def states(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, chosen: RowSelection = None) -> torch.Tensor:
+        """[N, E]: what the output layer reads at the chosen rows. Arguments as for `forward`."""
         x = F.embedding(token_ids, self.embedding)  # [T, E]
         if self._embed_scale != 1.0:
             x = x * self._embed_scale
@@ -108,10 +121,8 @@ class Decoder:
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             cos, sin = tables[self.config.rope_of_layer[index]]
-            x = self._block(index, layer, x, cos, sin, attend, logits_for if index == last else None)
-        return self._logits(self._norm(x, self.final_norm))
-
-    __call__ = forward
+            x = self._block(index, layer, x, cos, sin, attend, chosen if index == last else None)
+        return self._norm(x, self.final_norm)
 
     def _block(self, index: int, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend, rows: RowSelection) -> torch.Tensor:
         """One block. After attention only `rows` go on (the last layer's other rows serve only as keys and values)."""

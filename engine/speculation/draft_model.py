@@ -80,7 +80,7 @@ class DraftModelProposer:
     """runner, pool: of the draft model.   vocab_size: ids below it mean the same to both models.   stop_ids are never guessed."""
 
     name = "draft"
-    wants_features = False
+    features = 0
     wants_choices = False
 
     def __init__(self, runner: Runner, pool: KVPool, vocab_size: int, stop_ids: Sequence[int]) -> None:

@@ -51,7 +51,7 @@ class LookaheadProposer:
     """window: trunk tokens W.   ngram: length N of the n-grams, so N - 1 levels.   verify: n-grams from the pool per forward."""
 
     name = "lookahead"
-    wants_features = False
+    features = 0
     wants_choices = True
 
     def __init__(self, window: int = 4, ngram: int = 4, verify: int = 2) -> None:

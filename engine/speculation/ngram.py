@@ -93,7 +93,7 @@ class NgramProposer:
     """Guesses that the text goes on as it did after the longest earlier match, and in a second branch after a shorter one."""
 
     name = "ngram"
-    wants_features = False
+    features = 0
     wants_choices = False
 
     def __init__(self, branches: int = 2) -> None:

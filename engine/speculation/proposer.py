@@ -10,6 +10,7 @@ from agentkit.engine.speculation.tree import TokenTree
 
 if TYPE_CHECKING:
     from agentkit.engine.kv import KVSequence
+    from agentkit.engine.speculation.features import Features
     from agentkit.grammars import Matcher
 
 
@@ -18,7 +19,7 @@ class Draftable(Protocol):
 
     tokens: all that is known, `prompt` first; the last one has not been computed yet, and what has is in `sequence`.
     params, seed, matcher: for proposers that guess as the request will choose, with its randomness and under its grammar.
-    draft_state: the proposer's own notes on this request.      features: see `Proposer.wants_features`; None at first.
+    draft_state: the proposer's own notes on this request.      features: see `Proposer.features`; None at first.
     """
 
     prompt: list[int]
@@ -28,19 +29,19 @@ class Draftable(Protocol):
     matcher: Matcher | None
     sequence: KVSequence | None
     draft_state: Any
-    features: Any
+    features: Features | None
 
 
 class Proposer(Protocol):
     """One way of guessing. All methods run on the engine thread.
 
     name: as in Engine(speculation=name).
-    wants_features: the model's last hidden state at the last computed token is put into `request.features` (float32 [E]).
+    features: how many of the model's last hidden states it looks at; so many are kept in `request.features`. 0: none.
     wants_choices: `observe` is called with the model's choice after every node, not only along what was kept.
     """
 
     name: str
-    wants_features: bool
+    features: int
     wants_choices: bool
 
     def propose(self, request: Draftable, limit: int) -> TokenTree:

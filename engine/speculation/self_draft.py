@@ -60,7 +60,7 @@ class SelfDraftProposer:
     """model: see `first_layers`.   pool, vocab_size, stop_ids: the target's."""
 
     name = "self"
-    wants_features = False
+    features = 0
     wants_choices = False
 
     def __init__(self, model: Model, pool: KVPool, device: torch.device, vocab_size: int, stop_ids: Sequence[int]) -> None:

@@ -7,12 +7,17 @@ about the output changes, sampled or greedy. Knows nothing of models, pages or s
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from agentkit.engine.request import Request, State
 from agentkit.engine.speculation.constrain import constrain
+from agentkit.engine.speculation.features import extended
 from agentkit.engine.speculation.pace import Pace
 from agentkit.engine.speculation.proposer import Proposer
 from agentkit.engine.speculation.tree import ROOT, TokenTree
@@ -36,16 +41,20 @@ class Speculator:
         self.proposer = proposer
         self.pace = pace
         self.most = most
+        self._states: dict[Request, torch.Tensor] = {}  # after each node of a draft, until it is settled
 
     def draft(self, request: Request, base: int) -> TokenTree | None:
         """Guesses for a request whose known tokens are all in this step, beside `base` tokens of the step; None where none pay.
 
         No more than the request may still generate, the last one being sampled from the draft's last row.
         """
-        limit = min(self.most, request.remaining - 1)
-        if limit < 1:
+        most = min(self.most, request.remaining - 1)
+        limit = self.pace.reach(most, base) if most > 0 else 0
+        if not limit:
             return None
+        start = time.perf_counter()
         tree = self.proposer.propose(request, limit)
+        self.pace.proposed(limit, time.perf_counter() - start)
         if not self.branches:
             tree = tree.trunk()
         if not len(tree):
@@ -54,10 +63,24 @@ class Speculator:
         if not depth:
             return None
         if request.matcher is not None:
-            tree = constrain(tree.trimmed(depth), request.matcher, request.tokens[len(request.prompt) :], limit)
+            tree = constrain(tree.trimmed(depth), request.matcher, request.tokens[len(request.prompt) :], most)
         else:
             tree = tree.trimmed(depth)
         return tree if tree.guesses else None
+
+    def watch(self, request: Request, tree: TokenTree | None, known: int) -> tuple[int, Callable[[torch.Tensor], None] | None]:
+        """How many of a span's last `known` tokens the proposer wants states of, and who is told them (see Span)."""
+        wanted = self.proposer.features
+        if not wanted:
+            return 0, None
+        count = min(wanted, known)
+        return count, partial(self._told, request, len(request.tokens) - count, tree)
+
+    def _told(self, request: Request, start: int, tree: TokenTree | None, states: torch.Tensor) -> None:
+        known = len(states) - len(tree or ())
+        request.features = extended(request.features, states[:known], start, self.proposer.features)
+        if tree is not None:
+            self._states[request] = states[known:]
 
     def settle(self, request: Request, tree: TokenTree, rows: Logits, advancer: Advancer) -> list[int]:
         """Decodes from `rows` [1 + len(tree), V] (the first after the last known token); returns the nodes that were kept, in order.
@@ -75,6 +98,9 @@ class Speculator:
             if len(path) < len(request.tokens) - before or not path:
                 break
             node = path[-1]
+        states = self._states.pop(request, None)
+        if states is not None and request.features is not None:
+            request.features = extended(request.features, states[kept], request.features.end, self.proposer.features)
         request.drafted += tree.guesses
         request.accepted += sampled
         deepest = max(sum(not tree.forced[n] for n in tree.path(leaf)) for leaf in range(len(tree)))
@@ -86,6 +112,8 @@ class Speculator:
     def release(self, request: Request) -> None:
         """The request is over."""
         self.proposer.release(request)
+        request.features = None
+        self._states.pop(request, None)
 
     def _kind(self, tree: TokenTree) -> tuple[str, int]:
         return self.proposer.name, tree.confidence

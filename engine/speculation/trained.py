@@ -1,7 +1,8 @@
 """Proposers with trained heads: Medusa and EAGLE.
 
-Input: heads (heads.py) and the target's embedding table. Both read `request.features`, the target's last hidden states
-[N, E] at the computed tokens before the last known one, the newest last. Knows nothing of how heads are trained.
+Input: heads (heads.py) and the target's embedding table. Both read `request.features`, the target's last hidden states. They may end
+before the last known token, where a grammar forced what follows; guesses then begin behind what is known all the same.
+Knows nothing of how heads are trained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from agentkit.engine.speculation.heads import EagleHead, MedusaHeads, Past
+from agentkit.engine.speculation.features import Features
+from agentkit.engine.speculation.heads import CONTEXT, EagleHead, MedusaHeads, Past
 from agentkit.engine.speculation.proposer import Draftable
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 
@@ -24,21 +26,31 @@ def _kind(probability: float) -> int:
     return min(9, int(probability * 10))
 
 
+def _usable(request: Draftable) -> Features | None:
+    """States of tokens that another known one follows."""
+    features = None if request.features is None else request.features.until(len(request.tokens) - 1)
+    return features if features is not None and features.states.shape[0] else None
+
+
 class MedusaProposer:
     """The likeliest paths over the product of the heads' guesses, the best first."""
 
     name = "medusa"
-    wants_features = True
+    features = 1
     wants_choices = False
 
     def __init__(self, heads: MedusaHeads) -> None:
         self._heads = heads
 
     def propose(self, request: Draftable, limit: int) -> TokenTree:
-        if request.features is None or limit < 1:
+        features = _usable(request)
+        if features is None or limit < 1:
             return TokenTree()
+        known = len(request.tokens) - 1 - features.end  # tokens that the first heads would guess
         with torch.inference_mode():
-            logits = self._heads(request.features[-1])  # [heads, R]
+            logits = self._heads(features.states[-1])[known:]  # [heads, R]
+            if not len(logits):
+                return TokenTree()
             top = logits.softmax(-1).topk(WIDTH)
             ids = self._heads.ids[top.indices].tolist()
         chances = top.values.tolist()
@@ -73,7 +85,7 @@ class EagleProposer:
     """A chain by repeated steps of the head, with the runners-up of the first place beside it."""
 
     name = "eagle"
-    wants_features = True
+    features = CONTEXT
     wants_choices = False
 
     def __init__(self, head: EagleHead, embedding: torch.Tensor) -> None:
@@ -81,17 +93,21 @@ class EagleProposer:
         self._head, self._embedding = head, embedding
 
     def propose(self, request: Draftable, limit: int) -> TokenTree:
-        if request.features is None or limit < 1:
+        features = _usable(request)
+        if features is None or limit < 1:
             return TokenTree()
         state = request.draft_state
-        if not isinstance(state, _Seen):
+        if not isinstance(state, _Seen) or state.until > features.end:
             state = request.draft_state = _Seen()
-        new = min(request.features.shape[0], len(request.tokens) - 1 - state.until)
+        new = min(features.states.shape[0], features.end - state.until)
         if new < 1:
             return TokenTree()
+        tokens = request.tokens
         with torch.inference_mode():
-            following, past = self._step(request.features[-new:], request.tokens[-new:], state.past)
-            state.past, state.until = past, len(request.tokens) - 1
+            following, past = self._step(features.states[-new:], tokens[features.end - new + 1 : features.end + 1], state.past)
+            state.past, state.until = past, features.end
+            for token in tokens[features.end + 1 :]:  # forced: their states are guesses, too
+                following, past = self._step(following, [token], past)
             return self._draft(following, past, limit)
 
     def _step(self, states: torch.Tensor, tokens: list[int], past: Past | None) -> tuple[torch.Tensor, Past]:

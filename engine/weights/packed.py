@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.engine.attention import BatchAttention
+from agentkit.engine.attention import BatchAttention, Plan
 from agentkit.engine.kernels import forward as f
 from agentkit.engine.kernels.attention import ROWS, scratch_floats
 from agentkit.engine.kernels.linear import CODE_BYTES, DEPTH, EIGHT, FOUR, SCALES
@@ -82,9 +82,27 @@ class PackedDecoder(Decoder):
         return int(self._tables.codes.nbytes + self._tables.scales.nbytes)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: RowSelection = None) -> torch.Tensor:
-        plan = attend.plan(self.config.num_heads // self.config.num_kv_heads) if isinstance(attend, BatchAttention) else None
+        plan = self._plan(attend)
         if plan is None:
             return super().forward(token_ids, positions, attend, logits_for)
+        return torch.from_numpy(self._run(plan, token_ids, positions, logits_for).logits)
+
+    __call__ = forward
+
+    def forward_with_states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        plan = self._plan(attend)
+        if plan is None:
+            return super().forward_with_states(token_ids, positions, attend, states_for, logits)
+        work = self._run(plan, token_ids, positions, states_for)
+        states = work.normed.reshape(-1, self._shape.hidden_stride)[: states_for.shape[0], : self._shape.hidden]  # as the last norm left them
+        return torch.from_numpy(work.logits[:logits]), torch.from_numpy(states)
+
+    def _plan(self, attend: Attend) -> Plan | None:
+        return attend.plan(self.config.num_heads // self.config.num_kv_heads) if isinstance(attend, BatchAttention) else None
+
+    def _run(self, plan: Plan, token_ids: torch.Tensor, positions: torch.Tensor, logits_for: RowSelection) -> f.Work:
         ids = token_ids.numpy()
         chosen = np.arange(ids.size)
         if logits_for is not None:
@@ -93,9 +111,7 @@ class PackedDecoder(Decoder):
         work = self._work(ids.size, chosen.size, plan.partials)
         scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
-        return torch.from_numpy(work.logits)
-
-    __call__ = forward
+        return work
 
     def _work(self, tokens: int, chosen: int, partials: int) -> f.Work:
         s = self._shape

@@ -17,7 +17,7 @@ from agentkit.engine.advance import Advancer, pack_ids
 from agentkit.engine.attention import attend_explicit
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.kv import KVPool, KVShape
-from agentkit.engine.models.decoder import RowSelection
+from agentkit.engine.models.decoder import Decoder, RowSelection
 from agentkit.engine.request import Event, Outcome, Request, TokenEvent
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
@@ -178,9 +178,14 @@ def _spell(data: bytes) -> int:
 class Bench:
     """A scheduler around a small model, stepped by hand, with every invariant checked after each step."""
 
-    def __init__(self, model: TinyDecoder, *, pages: int = 2048, limits: Limits | None = None, speculator: Speculator | None = None, **pool: Any) -> None:
+    def __init__(
+        self, model: TinyDecoder | Decoder, *, pages: int = 2048, limits: Limits | None = None, speculator: Speculator | None = None, **pool: Any
+    ) -> None:
         self.model = model
-        shape = KVShape(model.layers, model.kv, model.dim)
+        if isinstance(model, Decoder):
+            shape = KVShape(model.config.num_layers, model.config.num_kv_heads, model.config.head_dim)
+        else:
+            shape = KVShape(model.layers, model.kv, model.dim)
         self.pool = KVPool(shape, pages * shape.bytes_per_page, **pool)
         runner = TorchRunner(model, self.pool, threads=1)
         self.scheduler = Scheduler(runner, self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits(), speculator)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentkit.engine.speculation.features import Features, extended
 from agentkit.engine.speculation.heads import CONTEXT, EagleHead, Heads, HeadsConfig, MedusaHeads, load_heads, save_heads
 from agentkit.engine.speculation.trained import EagleProposer, MedusaProposer
 from agentkit.errors import EngineError
@@ -73,7 +74,7 @@ def test_proposals_keep_the_limit_and_the_draft_vocabulary(limit: int) -> None:
     for proposer in (MedusaProposer(medusa), EagleProposer(eagle, torch.randn(V, E))):
         asked = Asked([1, 2, 3, 4])
         assert len(proposer.propose(asked, limit)) == 0  # no states yet
-        asked.features = torch.randn(2, E)
+        asked.features = Features(torch.randn(2, E), 3)
         tree = proposer.propose(asked, limit)
         assert len(tree) <= limit
         assert set(tree.tokens) <= set(medusa.ids.tolist())
@@ -83,9 +84,41 @@ def test_proposals_keep_the_limit_and_the_draft_vocabulary(limit: int) -> None:
 def test_eagle_guesses_from_all_states_it_has_seen() -> None:
     head, embedding = made("eagle"), torch.randn(V, E)
     assert isinstance(head, EagleHead)
-    features, tokens = torch.randn(9, E), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    proposer, grown = EagleProposer(head, embedding), Asked(tokens[:3], features=features[:2])
+    states, tokens = torch.randn(9, E), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    proposer, grown = EagleProposer(head, embedding), Asked()
     for known in (3, 4, 7, 10):
-        grown.tokens, grown.features = tokens[:known], features[: known - 1]
+        grown.tokens, grown.features = tokens[:known], Features(states[: known - 1], known - 1)
         tree = proposer.propose(grown, 5)
-    assert tree.tokens == EagleProposer(head, embedding).propose(Asked(tokens, features=features), 5).tokens
+    assert tree.tokens == EagleProposer(head, embedding).propose(Asked(tokens, features=Features(states, 9)), 5).tokens
+
+
+def test_medusa_leaves_out_heads_whose_tokens_are_known() -> None:
+    heads = made("medusa")
+    assert isinstance(heads, MedusaHeads)
+    states = torch.randn(3, E)
+    best = heads.ids[heads(states[-1]).argmax(-1)].tolist()
+    for forced in range(3):
+        tree = MedusaProposer(heads).propose(Asked([7] * (4 + forced), features=Features(states, 3)), 9)
+        assert tree.tokens[0] == best[forced]
+    assert len(MedusaProposer(heads).propose(Asked([7] * 7, features=Features(states, 3)), 9)) == 0
+
+
+def test_eagle_steps_over_forced_tokens_by_itself() -> None:
+    head, embedding = made("eagle"), torch.randn(V, E)
+    assert isinstance(head, EagleHead)
+    states, tokens = torch.randn(4, E), [3, 1, 4, 1, 5, 9, 2]
+    following, past = head(states[None], embedding[torch.tensor(tokens[1:5])][None])
+    for token in tokens[5:]:
+        following, past = head(following[:, -1:], embedding[token][None, None], past)
+    expected = int(head.ids[head.logits(following[0, -1]).argmax()])
+    assert EagleProposer(head, embedding).propose(Asked(tokens, features=Features(states, 4)), 3).tokens[0] == expected
+
+
+def test_features_are_one_run_without_gaps() -> None:
+    first = extended(None, torch.zeros(3, E), 5, 4)
+    more = extended(first, torch.ones(2, E), 8, 4)
+    assert (more.end, more.states[:, 0].tolist()) == (10, [0, 0, 1, 1])
+    assert extended(more, torch.ones(1, E), 12, 4).states.shape == (1, E)  # a gap
+    rewound = extended(more, torch.full((1, E), 2.0), 9, 4)
+    assert (rewound.end, rewound.states[:, 0].tolist()) == (10, [0, 0, 1, 2])
+    assert more.until(3).states.shape == (0, E)

@@ -22,6 +22,9 @@ from tests.engine.tiny import STOP, TOKENS, Bench, ScriptedDecoder, TextsMatcher
 class Eager(Pace):
     """Takes every guess it is offered."""
 
+    def reach(self, most: int, base: int = 1) -> int:
+        return most
+
     def depth(self, kind: Any, most: int, base: int = 1) -> int:
         return most
 
@@ -30,7 +33,7 @@ class Noisy:
     """Guesses a tree around known continuations, with mistakes."""
 
     name = "noisy"
-    wants_features = False
+    features = 0
     wants_choices = False
 
     def __init__(self, right: Sequence[Sequence[int]], wrong: float, seed: int = 0) -> None:
