@@ -17,6 +17,7 @@ import torch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
+from agentkit.errors import EngineError
 
 __all__ = ["PAGE", "KVPool", "KVSequence", "KVShape"]
 
@@ -99,7 +100,7 @@ class KVPool:
     """All pages of one engine; used by the engine thread only.
 
     budget: bytes for keys and values; the pool takes as many whole pages as fit, at least one.   prefix_caching: False shares
-    nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.
+    nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
     data: [L, 2, KV, S, D], S = pages * PAGE slots; keys at 0, values at 1.
     """
@@ -108,7 +109,10 @@ class KVPool:
         self.shape = shape
         self.page_count = max(1, budget // shape.bytes_per_page)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
-        self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        try:
+            self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        except RuntimeError as error:  # what torch raises where memory cannot be had, also on a GPU
+            raise EngineError(f"{slots * shape.bytes_per_token} bytes for keys and values cannot be had on {shape.device}; lower kv_memory") from error
         self._pages = PageAllocator(self.page_count)
         self.tree = PrefixTree(self._pages, enabled=prefix_caching, digest=digest)
         self._live: dict[int, KVSequence] = {}

@@ -9,6 +9,7 @@ import torch
 
 from agentkit.engine.kv import PAGE, KVPool, KVSequence, KVShape
 from agentkit.engine.pages import PageAllocator
+from agentkit.errors import EngineError
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=4)
 
@@ -214,6 +215,11 @@ def test_sequences_lie_in_one_run_where_there_is_room() -> None:
         for i, sequence in enumerate(sequences):
             fill(pool, sequence, [i] * 32)
     assert [len(s.slots(0, s.length)) for s in sequences] == [1] * 6
+
+
+def test_memory_that_cannot_be_had_is_an_error() -> None:
+    with pytest.raises(EngineError, match="lower kv_memory"):
+        KVPool(SHAPE, 1 << 50)
 
 
 def test_the_allocator_fills_every_hole() -> None:
