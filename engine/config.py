@@ -139,8 +139,9 @@ class EngineConfig:
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
     speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
     weights, kv: "auto", or one of WEIGHTS, KV below; anything else is refused by name.
-        weights: "fp32" as loaded; "fp16" half-precision matrices on the CPU (see weights.py): start-up packs them, decoding is
-        about twice as fast; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        weights: "fp32" as loaded; "fp16" half-precision matrices; "int8", "int4" blocks of 8 or 4 bits with float32 activations,
+        as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
+        processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
     max_context: tokens per request (prompt and output); None: what the model was trained for.
     threads: CPU threads of the engine; None: what torch chooses.

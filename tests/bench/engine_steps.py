@@ -1,6 +1,6 @@
 """What one step of the engine costs on this machine: prefill, decode at two depths, a forced run, sampling, overhead.
 
-    python tests/bench/engine_steps.py [--model smollm2-135m] [--weights fp32 fp16] [--threads N]
+    python tests/bench/engine_steps.py [--model smollm2-135m] [--weights auto fp32 fp16 int8 int4] [--threads N]
 
 The bare row runs the model's linear layers alone, one token: the floor that a decode step can approach.
 """
@@ -24,6 +24,7 @@ from agentkit.engine.sampling import sample
 
 DEPTH = 1488
 REPEATS = 7
+WIDTHS = (1, 2, 4, 8, 16)  # tokens of a step, with the logits of each
 
 
 def median_ms(run: Callable[[], object], repeats: int = REPEATS) -> float:
@@ -56,20 +57,23 @@ def linears_ms(engine: Engine) -> float:
 def steps(engine: Engine) -> list[tuple[str, str]]:
     runner, pool = engine._scheduler._runner, engine._scheduler.pool
     prompt = [1000 + i for i in range(DEPTH)]
-    deep, shallow = pool.start(prompt, room=DEPTH + 64), pool.start([1], room=64)
-    pool.reserve(deep, DEPTH + 64)
+    room = (REPEATS + 1) * sum(WIDTHS)
+    deep, shallow = pool.start(prompt, room=DEPTH + room), pool.start([1], room=64)
+    pool.reserve(deep, DEPTH + room)
     pool.reserve(shallow, 64)
     start = time.perf_counter()
     for at in range(0, DEPTH, engine.config.step_tokens):
         runner.execute([Span(deep, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
     prefill = DEPTH / (time.perf_counter() - start)
-    return [
+    rows = [
         (f"prefill of {DEPTH}", f"{prefill:.0f} tok/s"),
         ("linear layers alone, 1 token", f"{linears_ms(engine):.1f} ms"),
         ("step of 1 token, depth 0", f"{median_ms(lambda: runner.execute([Span(shallow, (5,))])):.1f} ms"),
-        (f"step of 1 token, depth {DEPTH}", f"{median_ms(lambda: runner.execute([Span(deep, (5,))])):.1f} ms"),
-        (f"step of 5 tokens, depth {DEPTH}", f"{median_ms(lambda: runner.execute([Span(deep, (5, 6, 7, 8, 9))])):.1f} ms"),
     ]
+    for width in WIDTHS:
+        span = tuple(range(5, 5 + width))
+        rows.append((f"step of {width} tokens, depth {DEPTH}", f"{median_ms(lambda s=span: runner.execute([Span(deep, s, rows=len(s))])):.1f} ms"))  # type: ignore[misc]
+    return rows
 
 
 def through_the_engine(engine: Engine) -> list[tuple[str, str]]:
@@ -97,7 +101,7 @@ def sampling_us(width: int) -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--weights", nargs="+", default=["fp32"], choices=["fp32", "fp16"])
+    parser.add_argument("--weights", nargs="+", default=["fp32"], choices=["auto", "fp32", "fp16", "int8", "int4"])
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     load = os.getloadavg()[0]
