@@ -249,11 +249,11 @@ class Engine:
         return self.prefix.pin(self._intake.prefill(ids, params), wait=wait)
 
     def stats(self) -> EngineStats:
-        """What the engine does now and has done so far."""
+        """What the engine does now and has done so far; never waits. Pages of requests that just ended are free a step later at most."""
         scheduler = self._scheduler
         tree, pool = scheduler.pool.tree, scheduler.pool
         return snapshot(
-            self.metrics, running=len(scheduler.running), waiting=scheduler.waiting, pages=pool.page_count, free=pool.free_pages,
+            self.metrics, running=scheduler.active, waiting=scheduler.waiting, pages=pool.page_count, free=pool.free_pages,
             cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted,
         )  # fmt: skip
 

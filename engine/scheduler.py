@@ -76,6 +76,11 @@ class Scheduler:
         return bool(self.running or self._waiting)
 
     @property
+    def active(self) -> int:
+        """Requests that run now."""
+        return sum(r.state is State.RUNNING for r in self.running)
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from tests.engine.loaded import loaded_model
 from tests.engine.tiny import Bench, ScriptedDecoder, TextsMatcher, TinyDecoder, tokenize
 
 Make = Callable[..., Engine]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -163,6 +171,7 @@ def test_figures_of_the_engine(make: Make) -> None:
         next(stream)
         stream.close()
     engine.generate("x", max_tokens=1)
+    wait_until(lambda: engine.stats().requests == 4)  # the cancelled one ends within a step
     stats = engine.stats()
     assert stats.finished == {"length": 3}
     assert stats.failed == {"cancelled": 1}
@@ -170,7 +179,7 @@ def test_figures_of_the_engine(make: Make) -> None:
     assert stats.cached_tokens == 8
     assert 0 < stats.hit_rate < 1
     assert stats.ttft_s is not None
-    assert stats.free_pages + stats.cached_pages == stats.pages
+    wait_until(lambda: (now := engine.stats()).free_pages + now.cached_pages == now.pages)
     text = engine.metrics_text()
     assert 'agentkit_requests_finished_total{model="tiny",reason="length"} 3' in text
     assert 'agentkit_ttft_seconds_bucket{model="tiny",le="+Inf"} 4' in text
