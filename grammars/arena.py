@@ -15,8 +15,9 @@ import numpy as np
 
 from agentkit.errors import GrammarTooComplex, NoTokenPath
 from agentkit.grammars.core import kernels, layout
+from agentkit.grammars.core.guard import guarded_row
 from agentkit.grammars.core.lower import lower
-from agentkit.grammars.core.masks import guarded_row, mask_row
+from agentkit.grammars.core.masks import mask_row
 from agentkit.grammars.core.search import fits, tokens_needed
 from agentkit.grammars.expr import Program
 
@@ -27,8 +28,9 @@ __all__ = ["Arena"]
 
 Kernel = Callable[..., Any]
 
-_START = {"nodes": 1 << 14, "memo": 1 << 16, "rows": 256, "scratch": 1 << 16, "pool": 1 << 18, "bank": 256}
+_START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "pool": 1 << 18, "bank": 512}
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
+_MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
 
@@ -44,7 +46,21 @@ def _new_memory(caps: dict[str, int]) -> np.ndarray:
     mem[layout.H_ROWS], mem[layout.H_ROW_CAP] = starts[4], caps["rows"]
     mem[layout.H_SCRATCH], mem[layout.H_SCRATCH_CAP] = starts[5], caps["scratch"]
     mem[layout.H_POOL], mem[layout.H_POOL_CAP] = starts[6], caps["pool"]
-    mem[starts[2] : starts[4]] = -1
+    return mem
+
+
+def _first_memory(caps: dict[str, int]) -> np.ndarray:
+    """An arena array with the nodes that are always there."""
+    mem = _new_memory(caps)
+    for node, op, flags in (
+        (layout.EPSILON, layout.A_EPSILON, layout.NULLABLE | layout.PLAIN),
+        (layout.ALL, layout.A_NOT, layout.NULLABLE | layout.WIDE | layout.PLAIN | layout.ENDLESS),
+        (layout.ANONYMOUS, layout.A_PATH, 0),
+    ):
+        at = mem[layout.H_NODES] + node * layout.STRIDE
+        mem[at + layout.N_OP], mem[at + layout.N_FLAGS] = op, flags
+    mem[mem[layout.H_NODES] + layout.ANONYMOUS * layout.STRIDE + layout.N_B] = 256
+    mem[layout.H_NODE_COUNT], mem[layout.H_POOL_COUNT] = 4, 1
     return mem
 
 
@@ -54,27 +70,26 @@ class Arena:
     bank: uint32 [rows, ceil(width / 32)]; rows are shared by all states and grammars with equal masks.
     """
 
-    def __init__(self, vocabulary: Vocabulary, bank_bytes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, bank_bytes: int, template: Arena | None = None) -> None:
         self.vocabulary = vocabulary
         self.lock = threading.Lock()
         self.bank_bytes = bank_bytes
         self._voc = vocabulary.array
-        self._caps = dict(_START)
-        self._mem = _new_memory(self._caps)
-        for node, flags in ((layout.EPSILON, layout.NULLABLE), (layout.ALL, layout.NULLABLE | layout.WIDE)):
-            self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_OP] = node
-            self._mem[self._mem[layout.H_NODES] + node * layout.STRIDE + layout.N_FLAGS] = flags
-        self._mem[self._mem[layout.H_NODES] + layout.ALL * layout.STRIDE + layout.N_OP] = layout.A_NOT
-        at = self._mem[layout.H_NODES] + layout.ANONYMOUS * layout.STRIDE
-        self._mem[at + layout.N_OP], self._mem[at + layout.N_B] = layout.A_PATH, 256
-        self._mem[layout.H_NODE_COUNT] = 4
-        self._mem[layout.H_POOL_COUNT] = 1
+        self._caps: dict[str, int] = dict(_START) if template is None else {k: max(n, template._caps[k]) for k, n in _START.items()}
         self._roots: dict[tuple[bytes, bool], int] = {}
         self.forced: dict[tuple[Any, ...], list[int]] = {}
         """Forced tokens that have been asked for, by state and what is written before it."""
         self.completions: dict[int, int] = {}
         """Tokens of the shortest completion as the tokenizer splits it, for states that were asked for."""
-        self._new_bank()
+        self._moves: dict[tuple[int, int], int] = {}  # (state, token) -> state after it: texts that are like earlier ones
+        self._fixed: np.ndarray = np.zeros((0, vocabulary.words), np.uint32) if template is None else template._fixed
+        if template is None:
+            self._mem = _first_memory(self._caps)
+            self._new_bank()
+        else:
+            self._mem = _new_memory(self._caps)
+            self._take_over(template._mem, memo=False)
+            self._new_bank()
 
     def _new_bank(self) -> None:
         rows = self._caps["bank"]
@@ -118,13 +133,36 @@ class Arena:
                 self._roots[program.digest, every_byte] = node
             return node
 
+    def mask_row_exists(self, state: int) -> bool:
+        """Make the mask of `state`; is it more than empty?"""
+        return bool(self.bank[self.mask_row(state)].any())
+
+    def stats(self) -> dict[str, int]:
+        """Counts and bytes of what the arena holds."""
+        mem, row = self._mem, self.bank.shape[1] * 4
+        return {
+            "states": self.node_count,
+            "transitions": int(mem[layout.H_MEMO_COUNT]),
+            "mask_rows": self.row_count,
+            "mask_bytes": self.row_count * row,
+            "state_bytes": 4 * (layout.STRIDE * self.node_count + int(mem[layout.H_POOL_COUNT]) + 3 * int(mem[layout.H_MEMO_COUNT])),
+            "reserved_bytes": self.nbytes,
+            "grammars": len(self._roots),
+        }
+
     def advance_token(self, state: int, token: int) -> int:
         """State after a token, 0 if it is not allowed."""
+        following = self._moves.get((state, token))
+        if following is not None:
+            return following
         with self.lock:
+            if len(self._moves) >= _MOVES:
+                self._moves.clear()
             following = kernels.advance_token(self._mem, self._voc, state, token)
             if following == 0 and self._mem[layout.H_STATUS]:
                 following = self._run(kernels.advance_token, self._voc, state, token)
-            return int(following)
+            following = self._moves[state, token] = int(following)
+            return following
 
     def advance_bytes(self, state: int, data: bytes) -> int:
         with self.lock:
@@ -134,7 +172,7 @@ class Arena:
         """Row of the bank that holds the mask of `state`."""
         with self.lock:
             while True:
-                row = mask_row(self._mem, self._voc, self.bank, self._index, self._work, state)
+                row = mask_row(self._mem, self._voc, self.bank, self._fixed, self._index, self._work, state)
                 if row >= 0:
                     return int(row)
                 self._make_room()
@@ -205,8 +243,15 @@ class Arena:
             for section in _FULL.values():
                 self._grow(section)
             self._grow_bank()
+            kernels.settle(self._mem)
             kernels.forget_masks(self._mem)
             self._new_bank()
+
+    def settle(self) -> None:
+        """Become an arena that others begin with: only what serves every grammar stays, and it changes no more."""
+        with self.lock:
+            self._fixed = self.bank[: self.row_count].copy()
+            kernels.settle(self._mem)
 
     def _run(self, kernel: Kernel, *args: Any) -> int:
         while True:
@@ -234,14 +279,18 @@ class Arena:
         caps = self._caps | {section: 2 * self._caps[section]}
         if old.nbytes > _WORKSPACE // 2:
             raise GrammarTooComplex("memory", f"the grammars of this vocabulary have reached {self.node_count} states")
-        new = _new_memory(caps)
+        self._mem, self._caps = _new_memory(caps), caps
+        self._take_over(old)
+
+    def _take_over(self, old: np.ndarray, *, memo: bool = True) -> None:
+        """Fill the empty array of this arena with what `old` holds."""
+        new = self._mem
         kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
         new[kept] = old[kept]
         copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
         for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
             new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
-        kernels.rehash(old, new)
-        self._mem, self._caps = new, caps
+        kernels.rehash(old, new, int(memo))
 
     def _grow_bank(self) -> None:
         rows, used = 2 * self._caps["bank"], self.row_count

@@ -7,6 +7,7 @@ grammars are stepped for it.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -20,8 +21,12 @@ from agentkit.grammars.compiled import stored_trie
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.settings import settings
 from agentkit.grammars.splitter import greedy_encoder, plain_encoder
+from agentkit.grammars.template import common_arena
 
 __all__ = ["Vocabulary"]
+
+_LONG = re.compile(rb'".*:.+,.*"', re.DOTALL)  # a key's end, a whole member, and the beginning of another key
+_TEMPLATE_FROM = 4096  # tokens: the trie of a smaller vocabulary is walked sooner than common states are copied
 
 
 class Vocabulary:
@@ -69,6 +74,7 @@ class Vocabulary:
         options = (self.stop_token_ids, self.width, len(self.special_tokens))
         self.array = stored_trie(self.tokens, options, self._build)
         self._arena: Arena | None = None
+        self._template: Arena | None = None
         settings.register(self)
 
     @classmethod
@@ -105,6 +111,8 @@ class Vocabulary:
         root = np.full(256, -1, np.int32)
         top = np.flatnonzero(depth == 0)
         root[byte[top]] = top
+        by_byte = np.argsort(byte, kind="stable").astype(np.int32)
+        long = np.array([i for t, i in text if _LONG.search(t)], np.int32)
         present = np.unique(data)
         alphabet = np.zeros(256, np.uint8)
         alphabet[present] = 1
@@ -117,6 +125,7 @@ class Vocabulary:
             layout.V_BYTE: byte, layout.V_DEPTH: depth, layout.V_SKIP: skip, layout.V_PARENT: parent, layout.V_FIRST: first, layout.V_IDS: ids,
             layout.V_START: token_starts, layout.V_BYTES: np.frombuffer(b"".join(by_id), np.uint8).astype(np.int32),
             layout.V_STOPS: np.array(self.stop_token_ids, np.int32), layout.V_ROOT: root, layout.V_ALPHABET: bits, layout.V_SPECIALS: specials,
+            layout.V_AT: np.searchsorted(byte, np.arange(257), sorter=by_byte).astype(np.int32), layout.V_BY_BYTE: by_byte, layout.V_LONG: long,
         }  # fmt: skip
         header = np.zeros(layout.V_HEADER, np.int32)
         at = layout.V_HEADER
@@ -126,6 +135,7 @@ class Vocabulary:
         header[layout.V_NODES], header[layout.V_MAX_DEPTH] = count, int(depth.max(initial=-1)) + 1
         header[layout.V_TOKENS], header[layout.V_WORDS] = self.width, self.words
         header[layout.V_STOP_COUNT], header[layout.V_COMPLETE] = len(self.stop_token_ids), int(len(single) == len(present))
+        header[layout.V_LONG_COUNT] = len(long)
         return np.concatenate([header, *sections.values()]).astype(np.int32)
 
     @cached_property
@@ -205,8 +215,14 @@ class Vocabulary:
         """The arena that new matchers use; a fresh one is begun when the last has grown past the settings' bound."""
         with self._lock:
             if self._arena is None or self._arena.nbytes > settings.arena_bytes:
-                self._arena = Arena(self, settings.bank_bytes)
+                if self._template is None and len(self.tokens) >= _TEMPLATE_FROM:
+                    self._template = common_arena(self)
+                self._arena = Arena(self, settings.bank_bytes, self._template)
             return self._arena
+
+    def stats(self) -> dict[str, int]:
+        """What the current arena holds: states, transitions, mask rows, and the bytes in use and reserved for each."""
+        return self.arena.stats()
 
     def clear(self) -> None:
         """Forget all states and masks; matchers in use keep theirs."""

@@ -24,11 +24,13 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH,
     H_SCRATCH_TOP,
     H_STATUS,
+    KEYED,
     N_A,
     N_B,
     N_C,
     N_OP,
     NULLABLE,
+    PLAIN,
     WIDE,
 )
 from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mk_repeat, mk_seq, nullable, pool, push, scratch, scratch_set, top_of
@@ -43,7 +45,7 @@ def mk_not(mem, child):
         return EMPTY
     if get(mem, child, N_OP) == A_NOT:
         return get(mem, child, N_A)
-    return cons(mem, A_NOT, child, 0, 0, (0 if nullable(mem, child) else NULLABLE) | CHECK | WIDE)
+    return cons(mem, A_NOT, child, 0, 0, (0 if nullable(mem, child) else NULLABLE) | CHECK | WIDE | (flags_of(mem, child) & PLAIN))
 
 
 @inner
@@ -140,10 +142,12 @@ def _merge_counters(mem, x, y):
 @inner
 def _alt_node(mem, start, count):
     """The ALT of the sorted nodes in scratch[start ...]; takes them off the stack."""
-    flags = 0
+    flags, plain = 0, PLAIN
     for i in range(count):
-        flags |= flags_of(mem, scratch(mem, start + i)) & (NULLABLE | CHECK | WIDE | ENDLESS)
-    node = cons_list(mem, A_ALT, start, count, flags)
+        f = flags_of(mem, scratch(mem, start + i))
+        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED)
+        plain &= f
+    node = cons_list(mem, A_ALT, start, count, flags | plain)
     mem[H_SCRATCH_TOP] = start
     return node
 
@@ -204,10 +208,10 @@ def mk_and(mem, start):
     if count <= 0:
         mem[H_SCRATCH_TOP] = start
         return EMPTY if count < 0 else ALL
-    flags = NULLABLE
+    flags = NULLABLE | PLAIN
     for i in range(count):
         x = scratch(mem, start + i)
-        flags &= flags_of(mem, x)  # only NULLABLE is left
+        flags &= flags_of(mem, x)  # only NULLABLE and PLAIN are left
         if get(mem, x, N_OP) == A_NOT:
             for k in range(count):
                 if scratch(mem, start + k) == get(mem, x, N_A):

@@ -46,6 +46,7 @@ from agentkit.grammars.core.layout import (
     H_ROWS,
     H_SCRATCH_TOP,
     H_STATUS,
+    INFINITE,
     MAX_DEPTH,
     MAX_STATES,
     N_A,
@@ -66,6 +67,7 @@ from agentkit.grammars.core.layout import (
     O_EXTRA,
     O_EXTRAS,
     O_TRIE,
+    PLAIN,
     T_CHILDREN,
     T_COUNT,
     T_TEXT,
@@ -119,7 +121,7 @@ def memo_find(mem, node, symbol):
     """Memoised derivative, or -1."""
     base, end = reg(mem, H_MEMO), reg(mem, H_MEMO) + 3 * (reg(mem, H_MEMO_MASK) + 1)
     at = _memo_slot(mem, node, symbol)
-    while mem[at] >= 0:
+    while mem[at] > 0:
         if mem[at] == node and mem[at + 1] == symbol:
             return reg(mem, at + 2)
         at += 3
@@ -135,7 +137,7 @@ def memo_store(mem, node, symbol, value):
         return
     base, end = reg(mem, H_MEMO), reg(mem, H_MEMO) + 3 * (reg(mem, H_MEMO_MASK) + 1)
     at = _memo_slot(mem, node, symbol)
-    while mem[at] >= 0:
+    while mem[at] > 0:
         at += 3
         if at == end:
             at = base
@@ -148,7 +150,7 @@ def _trie_node(mem, trie):
     """Node for "the rest of one of the texts below `trie`"."""
     if pool(mem, trie + T_COUNT) == 0:
         return EPSILON
-    return cons(mem, A_TRIE, trie, 0, 0, NULLABLE if pool(mem, trie + T_TEXT) >= 0 else 0)
+    return cons(mem, A_TRIE, trie, 0, 0, NULLABLE | PLAIN if pool(mem, trie + T_TEXT) >= 0 else PLAIN)
 
 
 @inner
@@ -281,6 +283,29 @@ def derive(mem, node, symbol):
 
 
 @inner
+def reach(mem, node):
+    """Bytes that can end the intersection that `node` is, or begins with: an upper bound; INFINITE if none is known."""
+    if get(mem, node, N_OP) == A_ALT:
+        best, offset = INFINITE, get(mem, node, N_A)
+        for i in range(get(mem, node, N_B)):
+            best = min(best, _reach_first(mem, pool(mem, offset + i)))
+        return best
+    return _reach_first(mem, node)
+
+
+@inner
+def _reach_first(mem, node):
+    first = get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node
+    if nullable(mem, first):
+        return 0
+    op = get(mem, first, N_OP)
+    if op == A_AND:
+        known = get(mem, first, N_C)
+        return known - 1 if known else INFINITE
+    return 0 if op == A_LITERAL or op == A_CLASS else INFINITE
+
+
+@inner
 def alive(mem, node):
     """Does a node without calls match anything at all? Depth-first search over derivatives, remembered in the flags."""
     f = flags_of(mem, node)
@@ -317,9 +342,12 @@ def alive(mem, node):
             push(mem, following)
             push(mem, 0)
     if found:
-        for at in range(base, top_of(mem), 2):
-            on_path = scratch(mem, at)
+        far = reach(mem, following)
+        for at in range(top_of(mem) - 2, base - 1, -2):
+            on_path, far = scratch(mem, at), min(far + 1, INFINITE)
             put(mem, on_path, N_FLAGS, flags_of(mem, on_path) | ALIVE)
+            if get(mem, on_path, N_OP) == A_AND and far < INFINITE:
+                put(mem, on_path, N_C, far + 1)
     mem[H_SCRATCH_TOP] = base
     if reg(mem, H_STATUS):
         return True
@@ -330,18 +358,21 @@ def alive(mem, node):
 
 @inlined
 def name_left(mem, obj, keys, trie, rest, path):
-    """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Breadth-first, only as far as names collide."""
+    """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Depth-first, only as far as names collide."""
     base = top_of(mem)
     push(mem, trie)
     push(mem, rest)
     push(mem, path)
-    at, found = base, False
-    while at < top_of(mem) and not found and mem[H_STATUS] == 0:
+    found = False
+    while top_of(mem) > base and not found and mem[H_STATUS] == 0:
+        mem[H_SCRATCH_TOP] -= 3
+        at = top_of(mem)
         trie, rest, path = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2)
-        at += 3
         found = can_close_extrakey(mem, obj, keys, trie, rest, path)
         for byte in range(256):
-            following = EMPTY if found else prune(mem, derive(mem, rest, byte))
+            if found:
+                break
+            following = prune(mem, derive(mem, rest, byte))
             if following != EMPTY:
                 below = trie_child(mem, trie, byte) if trie else 0
                 longer = mk_path(mem, path, byte)

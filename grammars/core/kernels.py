@@ -34,7 +34,8 @@ from agentkit.grammars.core.layout import (
     V_START,
 )
 from agentkit.grammars.core.masks import bank_slot
-from agentkit.grammars.core.nodes import fixed_hash, list_hash, nullable, push, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.nodes import fixed_hash, get, list_hash, nullable, pool, pool_set, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.runs import ITEM, R_COUNTS, R_DATA, R_KEY, R_NEXT
 from agentkit.grammars.jit import inner, kernel
 
 
@@ -97,10 +98,8 @@ def forced_bytes(mem, voc, state, out):
 
 
 @kernel
-def rehash(old, new):
-    """Rebuild the hash and memo tables of `new` from the nodes and memo entries of `old` (sections already copied)."""
-    for k in range(new[H_HASH_MASK] + 1):
-        new[new[H_HASH] + k] = -1
+def rehash(old, new, memo):
+    """Fill the empty hash and memo tables of `new` from the nodes and memo entries of `old` (sections already copied); memo: 0 without the memo."""
     table, mask = reg(new, H_HASH), reg(new, H_HASH_MASK)
     for node in range(3, new[H_NODE_COUNT]):
         at = reg(new, H_NODES) + node * STRIDE
@@ -109,15 +108,13 @@ def rehash(old, new):
             slot = list_hash(new, op, reg(new, H_POOL) + a, b) >> 7 & mask
         else:
             slot = fixed_hash(op, a, b, reg(new, at + 3), reg(new, at + 4), reg(new, at + 5), reg(new, at + 6)) >> 7 & mask
-        while new[table + slot] >= 0:
+        while new[table + slot] > 0:
             slot = (slot + 1) & mask
         new[table + slot] = node
-    for k in range(new[H_MEMO_MASK] + 1):
-        new[new[H_MEMO] + 3 * k] = -1
     new[H_MEMO_COUNT] = 0
-    for k in range(old[H_MEMO_MASK] + 1):
+    for k in range(old[H_MEMO_MASK] + 1 if memo else 0):
         at = old[H_MEMO] + 3 * k
-        if old[at] >= 0:
+        if old[at] > 0:
             memo_store(new, reg(old, at), reg(old, at + 1), reg(old, at + 2))
 
 
@@ -134,6 +131,21 @@ def forget_masks(mem):
     for node in range(reg(mem, H_NODE_COUNT)):
         at = reg(mem, H_NODES) + node * STRIDE
         mem[at + N_MASK], mem[at + N_HEAD] = 0, 0
+
+
+@kernel
+def settle(mem):
+    """Make the arena one to begin others with: its masks are forgotten, and its runs name their bank rows as rows of `fixed`."""
+    mem[H_BANK_USED] = 0
+    for node in range(reg(mem, H_NODE_COUNT)):
+        put(mem, node, N_MASK, 0)
+        record = get(mem, node, N_HEAD)
+        while record:
+            if pool(mem, record + R_KEY) == ITEM:
+                for k in range(pool(mem, record + R_COUNTS)):
+                    at = record + R_DATA + 2 * k + 1
+                    pool_set(mem, at, -1 - pool(mem, at))
+            record = pool(mem, record + R_NEXT)
 
 
 @kernel

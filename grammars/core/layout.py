@@ -11,7 +11,8 @@ Knows nothing of tokens, tokenizers or schemas.
     CLASS     pool: 8 x 32 bits
     LITERAL   pool: bytes  length
     SEQ       first        rest                              (right-nested: the rest is the parse stack)
-    ALT, AND  pool: nodes  count                             (sorted)
+    ALT       pool: nodes  count                             (sorted)
+    AND       pool: nodes  count      reach                  (sorted; reach: 0 or 1 + bytes that can end it, an upper bound)
     REPEAT    child        lo         hi (-1: no bound)
     NOT       child
     CALL      pool: [body, nullable, shortest completion]
@@ -40,12 +41,13 @@ OK, FULL_NODES, FULL_MEMO, FULL_ROWS, FULL_SCRATCH, FULL_POOL, FULL_BANK, TOO_DE
 
 # a node's record
 STRIDE = 16
-N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PARENT = range(16)
+N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PLACE = range(16)
 
-NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS = 1, 2, 4, 8, 16, 32
+NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED = 1, 2, 4, 8, 16, 32, 64, 128
 """Flags: matches the empty text | an intersection or complement is being read: check that it can still end well |
 many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
-certain to have infinitely many texts."""
+certain to have infinitely many texts | no rules, objects, keys or special tokens anywhere in it: a walk of it serves
+whatever follows | an undeclared key may be being read."""
 
 EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
 """Nodes that are always there. ALL: every byte string; ANONYMOUS: the PATH of a key whose characters are not kept."""
@@ -125,5 +127,9 @@ MAX_STATES = 20_000  # states visited to decide whether an intersection is empty
     V_COMPLETE,  # 1 if each byte that occurs is a token by itself
     V_SPECIAL_COUNT,
     V_SPECIALS,  # token id of special symbol k, -1: not in this vocabulary
-) = range(19)
+    V_AT,  # [257] where the nodes of each byte begin in V_BY_BYTE
+    V_BY_BYTE,  # [nodes] trie nodes ordered by byte
+    V_LONG_COUNT,  # tokens that may close a key, hold a whole value and open another key
+    V_LONG,  # their ids
+) = range(23)
 V_HEADER = 24

@@ -41,6 +41,7 @@ from agentkit.grammars.core.layout import (
     O_SIZE,
     O_TRIE,
     O_WORDS,
+    PLAIN,
     T_CHILDREN,
     T_COUNT,
     T_DEPTH,
@@ -230,6 +231,9 @@ def build_trie(mem, blob, code, table, stride, lo, hi, quoted):
             pool_set(mem, slot, byte)
             _enqueue(mem, group, k, depth + 1, slot + 1)
             slot += 2
+    if reg(mem, H_STATUS):
+        mem[H_SCRATCH_TOP] = base
+        return -1
     for entry in range(at - 4, base - 1, -4):
         node = scratch(mem, entry)
         for i in range(pool(mem, node + T_COUNT)):
@@ -252,7 +256,7 @@ def _lower_trie(mem, voc, blob, code, at):
         if root >= 0 and pool(mem, root + T_COUNT) == 0:
             result = EPSILON
         elif root >= 0:
-            result = cons(mem, A_TRIE, root, 0, 0, NULLABLE if pool(mem, root + T_TEXT) >= 0 else 0)
+            result = cons(mem, A_TRIE, root, 0, 0, NULLABLE | PLAIN if pool(mem, root + T_TEXT) >= 0 else PLAIN)
     mem[H_SCRATCH_TOP] = base
     return result
 

@@ -36,12 +36,14 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_CAP,
     H_SCRATCH_TOP,
     H_STATUS,
+    KEYED,
     N_A,
     N_B,
     N_C,
     N_FLAGS,
     N_OP,
     NULLABLE,
+    PLAIN,
     STRIDE,
     WIDE,
 )
@@ -147,8 +149,6 @@ def _claim(mem, slot, op, flags):
         return 0
     mem[H_NODE_COUNT] = node + 1
     at = mem[H_NODES] + node * STRIDE
-    for i in range(STRIDE):
-        mem[at + i] = 0
     mem[at + N_OP] = op
     mem[at + N_FLAGS] = flags
     mem[mem[H_HASH] + slot] = node
@@ -168,7 +168,7 @@ def cons6(mem, op, a, b, c, d, e, f, flags):
     base, table = np.int64(mem[H_NODES]), np.int64(mem[H_HASH])
     while True:
         node = np.int64(mem[table + slot])
-        if node < 0:
+        if node == 0:
             break
         at = base + node * STRIDE
         if mem[at] == op and mem[at + 1] == a and mem[at + 2] == b and mem[at + 3] == c and mem[at + 4] == d and mem[at + 5] == e and mem[at + 6] == f:
@@ -203,7 +203,7 @@ def cons_list(mem, op, start, count, flags):
     base, table, pooled = np.int64(mem[H_NODES]), np.int64(mem[H_HASH]), np.int64(mem[H_POOL])
     while True:
         node = np.int64(mem[table + slot])
-        if node < 0:
+        if node == 0:
             break
         at = base + node * STRIDE
         if mem[at] == op and mem[at + N_B] == count:
@@ -230,7 +230,7 @@ def cons_list(mem, op, start, count, flags):
 
 @inner
 def mk_literal(mem, offset, length):
-    return cons(mem, A_LITERAL, offset, length, 0, 0) if length else EPSILON
+    return cons(mem, A_LITERAL, offset, length, 0, PLAIN) if length else EPSILON
 
 
 @inner
@@ -244,7 +244,7 @@ def mk_class(mem, start):
     if members == 0:
         return EMPTY
     content = cons_list(mem, A_BYTES, start, 8, 0)
-    return cons(mem, A_CLASS, get(mem, content, N_A), members, 0, WIDE if members >= 16 else 0) if content else 0
+    return cons(mem, A_CLASS, get(mem, content, N_A), members, 0, PLAIN | WIDE if members >= 16 else PLAIN) if content else 0
 
 
 @inner
@@ -260,9 +260,9 @@ def _mk_seq2(mem, first, rest):
             if rest == EPSILON:
                 return first
     f, r = flags_of(mem, first), flags_of(mem, rest)
-    flags = (f & r & NULLABLE) | (f & (CHECK | WIDE)) | ((f | r) & ENDLESS)
+    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & ENDLESS)
     if f & NULLABLE:
-        flags |= r & (CHECK | WIDE)
+        flags |= r & (CHECK | WIDE | KEYED)
     return cons(mem, A_SEQ, first, rest, 0, flags)
 
 
@@ -301,7 +301,7 @@ def mk_repeat(mem, child, lo, hi):
         return child
     if lo == 0 and hi < 0 and get(mem, child, N_OP) == A_CLASS and get(mem, child, N_B) == 256:
         return ALL
-    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & WIDE))
+    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & (WIDE | PLAIN)))
 
 
 @inner

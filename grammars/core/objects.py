@@ -27,6 +27,7 @@ from agentkit.grammars.core.layout import (
     H_HASH_MASK,
     H_NODES,
     H_SCRATCH_TOP,
+    KEYED,
     N_A,
     N_B,
     NULLABLE,
@@ -212,7 +213,7 @@ def find_path(mem, parent, byte):
     slot = fixed_hash(A_PATH, parent, byte, 0, 0, 0, 0) >> 7 & mask
     while True:
         node = mem[table + slot]
-        if node < 0:
+        if node == 0:
             return -1
         at = base + node * STRIDE
         if mem[at] == A_PATH and mem[at + 1] == parent and mem[at + 2] == byte and mem[at + 3] == 0:
@@ -234,7 +235,7 @@ def mk_key(mem, obj, keys, trie):
 def mk_extrakey(mem, obj, keys, trie, rest, path, family):
     if rest == EMPTY:
         return EMPTY
-    flags = flags_of(mem, rest) & (CHECK | WIDE)
+    flags = flags_of(mem, rest) & (CHECK | WIDE) | KEYED
     if flags_of(mem, rest) & ENDLESS == 0 and may_collide(mem, obj, keys, trie, path):
         flags |= CHECK  # are all the names that it could still become taken?
     return cons6(mem, A_EXTRAKEY, obj, keys, trie, rest, path, family, flags)

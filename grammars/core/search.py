@@ -44,6 +44,7 @@ from agentkit.grammars.core.layout import (
     N_MARK,
     N_NEED,
     N_OP,
+    N_PLACE,
     N_TOKENS,
     NEXT,
     O_CLOSE,
@@ -61,18 +62,17 @@ from agentkit.grammars.core.layout import (
     T_LO,
     T_NEED,
     TOO_MANY_STATES,
-    V_BYTE,
     V_COMPLETE,
     V_FIRST,
-    V_ROOT,
-    V_SKIP,
     V_SPECIAL_COUNT,
     V_SPECIALS,
 )
 from agentkit.grammars.core.nodes import get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
-from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide
+from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide, words_of
+from agentkit.grammars.core.walks import child_of
 from agentkit.grammars.jit import inlined, inner, kernel
 
+MANY_LETTERS = 256  # names longer than this are not counted
 MAX_WITNESS = 1 << 16  # bytes; a shortest completion longer than this counts as impossible
 
 
@@ -118,10 +118,69 @@ def _field_need(mem, obj, i):
     return pool(mem, field + 2) + 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, value) + need(mem, pool(mem, obj + O_TAIL))
 
 
+@inner
+def _name_length(mem, language, rank):
+    """(Length below which `language` has `rank` words or more, 1), or if it has fewer (length of its longest word, 0; -1: none).
+
+    Words are counted by length, with one counter per state that words of that length lead to.
+    """
+    base = top_of(mem)
+    push(mem, language)
+    push(mem, 1)
+    length, words, longest = 0, 0, -1
+    while top_of(mem) > base and reg(mem, H_STATUS) == 0:
+        end = top_of(mem)
+        for at in range(base, end, 2):
+            if nullable(mem, scratch(mem, at)):
+                words, longest = words + scratch(mem, at + 1), length
+        if words >= rank or length >= MANY_LETTERS:
+            mem[H_SCRATCH_TOP] = base
+            return longest, 1 if words >= rank else 0
+        mem[H_EPOCH] += 1
+        epoch = reg(mem, H_EPOCH)
+        for at in range(base, end, 2):
+            for byte in range(256):
+                following = step(mem, scratch(mem, at), byte)
+                if following == EMPTY or reg(mem, H_STATUS):
+                    continue
+                if get(mem, following, N_MARK) != epoch:
+                    put(mem, following, N_MARK, epoch)
+                    put(mem, following, N_PLACE, top_of(mem) - end)
+                    push(mem, following)
+                    push(mem, 0)
+                    if reg(mem, H_STATUS):
+                        continue
+                slot = end + get(mem, following, N_PLACE) + 1
+                scratch_set(mem, slot, min(scratch(mem, slot) + scratch(mem, at + 1), rank))
+        left = top_of(mem) - end
+        for k in range(left):
+            scratch_set(mem, base + k, scratch(mem, end + k))
+        mem[H_SCRATCH_TOP] = base + left
+        length += 1
+    mem[H_SCRATCH_TOP] = base
+    return longest, 0
+
+
 @inlined
-def _extra_need(mem, obj, family):
-    at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family
-    return 2 + need(mem, pool(mem, at)) + need(mem, pool(mem, obj + O_COLON)) + need(mem, pool(mem, at + 1)) + need(mem, pool(mem, obj + O_TAIL))
+def _free_extra_need(mem, obj, keys, count):
+    """Bytes that suffice for each of `count` more undeclared members: quotes, name, colon, value and white space.
+
+    As many of the shortest names of a family as may be taken already are passed over. A family that has fewer names counts only
+    if there is no other, and then with its longest one.
+    """
+    taken = pool(mem, obj + O_FIELDS) + get(mem, keys, N_B) - words_of(mem, obj) - 1
+    enough, last = INFINITE, -1
+    around = 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, pool(mem, obj + O_TAIL))
+    for j in range(pool(mem, obj + O_EXTRAS)):
+        at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * j
+        length, is_enough = _name_length(mem, pool(mem, at), taken + count)
+        if length >= 0:
+            total = around + length + need(mem, pool(mem, at + 1))
+            if is_enough:
+                enough = min(enough, total)
+            else:
+                last = max(last, total)
+    return enough if enough < INFINITE or last < 0 else min(last, INFINITE)
 
 
 @inlined
@@ -133,11 +192,9 @@ def _cheapest_members(mem, obj, keys, count):
         field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
         if pool(mem, field + 1) == 0 and not is_used(mem, obj, keys, i):
             push(mem, _field_need(mem, obj, i))
-    extra = INFINITE
-    for j in range(pool(mem, obj + O_EXTRAS)):
-        extra = min(extra, _extra_need(mem, obj, j))
-    for k in range(count):
-        best, at = extra + k + keys_written(mem, obj, keys), -1
+    extra = _free_extra_need(mem, obj, keys, count)
+    for _ in range(count):
+        best, at = extra, -1
         for i in range(base, top_of(mem)):
             if scratch(mem, i) < best:
                 best, at = scratch(mem, i), i
@@ -187,12 +244,14 @@ def _extrakey_need(mem, node):
     if not may_collide(mem, obj, keys, get(mem, node, N_C), path):
         return min(need(mem, rest) + after, INFINITE)
     result = after if can_close_extrakey(mem, obj, keys, get(mem, node, N_C), rest, path) else INFINITE
-    for byte in range(256):
-        if result <= after:
-            break
-        following = step(mem, node, byte)
-        if following != EMPTY:
-            result = min(result, 1 + need(mem, following))
+    for taken in range(2):  # names that could become a taken one only where they might be shorter than all others
+        for byte in range(256):
+            following = step(mem, node, byte) if result > after else EMPTY
+            if following == EMPTY:
+                continue
+            collides = get(mem, following, N_OP) == A_EXTRAKEY and may_collide(mem, obj, keys, get(mem, following, N_C), get(mem, following, N_E))
+            if (taken == 0 and not collides) or (taken == 1 and collides and 1 + need(mem, get(mem, following, N_D)) + after < result):
+                result = min(result, 1 + need(mem, following))
     return result
 
 
@@ -283,22 +342,6 @@ def witness(mem, voc, node, out):
 
 
 @inner
-def _child(voc, node, byte):
-    """Child of a token-trie node (-1: the root) by byte, or -1."""
-    if node < 0:
-        return voc_at(voc, V_ROOT, byte)
-    at, end = node + 1, voc_at(voc, V_SKIP, node)
-    while at < end:
-        b = voc_at(voc, V_BYTE, at)
-        if b == byte:
-            return at
-        if b > byte:
-            return -1
-        at = voc_at(voc, V_SKIP, at)
-    return -1
-
-
-@inner
 def fewest_tokens(voc, symbols, length):
     """Least number of tokens that spell symbols[:length]; INFINITE if none do."""
     best = np.full(length + 1, INFINITE, np.int64)
@@ -311,7 +354,7 @@ def fewest_tokens(voc, symbols, length):
         for k in range(i, length):
             if symbols[k] >= 256:
                 break
-            node = _child(voc, node, np.int64(symbols[k]))
+            node = child_of(voc, node, np.int64(symbols[k]))
             if node < 0:
                 break
             if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1):

@@ -1,0 +1,156 @@
+"""The budget guard's masks: the tokens after which the text can still be completed.
+
+Every token is tried, so names of undeclared keys are forgotten as soon as they can no longer be a taken one: their characters
+would make a state for each token of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agentkit.grammars.core.combine import mk_alt
+from agentkit.grammars.core.derive import step
+from agentkit.grammars.core.keys import QUOTE, could_take
+from agentkit.grammars.core.layout import (
+    A_ALT,
+    A_EXTRAKEY,
+    A_SEQ,
+    ANONYMOUS,
+    EMPTY,
+    H_SCRATCH_TOP,
+    H_STATUS,
+    KEYED,
+    N_A,
+    N_B,
+    N_C,
+    N_D,
+    N_E,
+    N_F,
+    N_OP,
+    O_MIN,
+    V_BYTE,
+    V_COMPLETE,
+    V_DEPTH,
+    V_FIRST,
+    V_MAX_DEPTH,
+    V_NODES,
+    V_PARENT,
+    V_SKIP,
+    V_SPECIAL_COUNT,
+    V_SPECIALS,
+    V_STOP_COUNT,
+    V_STOPS,
+)
+from agentkit.grammars.core.nodes import flags_of, get, mk_seq, nullable, pool, push, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.objects import keys_written, mk_extrakey, required_left
+from agentkit.grammars.core.search import MAX_WITNESS, fits, need, witness
+from agentkit.grammars.core.walks import add_tokens, child_of
+from agentkit.grammars.jit import inner, kernel
+
+GUARDED = 1024  # tokens that are tried with the names they write
+
+
+@inner
+def _anonymous(mem, node):
+    """`node` with the undeclared keys being written, which can no longer be a taken name, made nameless: their characters make no states."""
+    if flags_of(mem, node) & KEYED == 0:
+        return node
+    op = get(mem, node, N_OP)
+    if op == A_SEQ:
+        return mk_seq(mem, _anonymous(mem, get(mem, node, N_A)), get(mem, node, N_B))
+    if op == A_ALT:
+        base = top_of(mem)
+        for i in range(get(mem, node, N_B)):
+            push(mem, _anonymous(mem, pool(mem, get(mem, node, N_A) + i)))
+        return mk_alt(mem, base)
+    if op == A_EXTRAKEY and not could_take(mem, node):
+        return mk_extrakey(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), get(mem, node, N_D), ANONYMOUS, get(mem, node, N_F))
+    return node
+
+
+@inner
+def _names_to_come(mem, node):
+    """Must further undeclared names follow the nameless key that is being written? What they may not be is then not known."""
+    while get(mem, node, N_OP) == A_SEQ:
+        node = get(mem, node, N_A)
+    if get(mem, node, N_OP) == A_ALT:
+        for i in range(get(mem, node, N_B)):
+            if _names_to_come(mem, pool(mem, get(mem, node, N_A) + i)):
+                return True
+        return False
+    if get(mem, node, N_OP) != A_EXTRAKEY or get(mem, node, N_E) != ANONYMOUS:
+        return False
+    obj, keys = get(mem, node, N_A), get(mem, node, N_B)
+    return keys_written(mem, obj, keys) + 1 + required_left(mem, obj, keys) < pool(mem, obj + O_MIN)
+
+
+@inner
+def _read(mem, voc, state, node):
+    """The state after the token bytes down to trie node `node`."""
+    base = top_of(mem)
+    while node >= 0:
+        push(mem, voc_at(voc, V_BYTE, node))
+        node = voc_at(voc, V_PARENT, node)
+    for k in range(top_of(mem) - 1, base - 1, -1):
+        state = step(mem, state, scratch(mem, k))
+    mem[H_SCRATCH_TOP] = base
+    return state
+
+
+@inner
+def _guard_witness(mem, voc, row, state, budget):
+    """The tokens that the shortest completion of `state` may begin with, where the rest then fits."""
+    if need(mem, state) >= MAX_WITNESS:
+        return
+    symbols = np.empty(need(mem, state) * 2 + 64, np.int32)
+    length, node = witness(mem, voc, state, symbols), -1
+    for k in range(length):
+        node = child_of(voc, node, np.int64(symbols[k])) if symbols[k] < 256 else -1
+        if node < 0:
+            break
+        state = step(mem, state, np.int64(symbols[k]))
+        if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1) and fits(mem, voc, state, budget - 1):
+            add_tokens(voc, row, node)
+
+
+@kernel
+def guarded_row(mem, voc, row, state, budget):
+    """Into `row` the tokens after which the text can still be completed within budget - 1 more; stop tokens as ever.
+
+    Where further undeclared names have to follow, at most GUARDED tokens are looked at with their names; others only if they
+    fit whatever the names are.
+    """
+    row[:] = 0
+    states = np.empty(reg(voc, V_MAX_DEPTH) + 2, np.int32)
+    states[0] = _anonymous(mem, state)
+    i, looked_at = 0, 0
+    while i < reg(voc, V_NODES) and reg(mem, H_STATUS) == 0:
+        d, byte = voc_at(voc, V_DEPTH, i), voc_at(voc, V_BYTE, i)
+        following = step(mem, np.int64(states[d]), byte)
+        if following != EMPTY and byte == QUOTE and _names_to_come(mem, np.int64(states[d])):
+            following = _read(mem, voc, state, i)  # a name may be complete, and those to come must differ from it
+        if following == EMPTY:
+            i = voc_at(voc, V_SKIP, i)
+            continue
+        following = _anonymous(mem, following)
+        states[d + 1] = following
+        first = reg(voc, V_FIRST) + i
+        if reg(voc, first) < reg(voc, first + 1) and fits(mem, voc, following, budget - 1):
+            if _names_to_come(mem, following) and (reg(voc, V_COMPLETE) == 0 or need(mem, following) >= budget):
+                looked_at += 1
+                if looked_at <= GUARDED and fits(mem, voc, _read(mem, voc, state, i), budget - 1):
+                    add_tokens(voc, row, i)
+            else:
+                add_tokens(voc, row, i)
+        i += 1
+    _guard_witness(mem, voc, row, state, budget)
+    for k in range(reg(voc, V_SPECIAL_COUNT)):
+        token = voc_at(voc, V_SPECIALS, k)
+        if token >= 0:
+            following = step(mem, state, 256 + k)
+            if following != EMPTY and fits(mem, voc, following, budget - 1):
+                row[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+    for k in range(reg(voc, V_STOP_COUNT)):
+        token = voc_at(voc, V_STOPS, k)
+        if nullable(mem, state):
+            row[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
