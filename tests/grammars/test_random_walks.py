@@ -70,6 +70,15 @@ def test_random_picks_over_function_calling_schemas(shared: Path) -> None:
     assert len(cases) == 70
     for number, case in enumerate(cases):
         grammar, rng = Grammar.from_json_schema(case["schema"]), np.random.default_rng(number)
-        for _ in range(3):
-            text = random_text(grammar, vocabulary, rng, 150)
-            jsonschema.validate(json.loads(text), case["schema"])
+        text = random_text(grammar, vocabulary, rng, 150)
+        jsonschema.validate(json.loads(text), case["schema"])
+
+
+def test_names_that_are_taken_do_not_count_as_short_completions() -> None:
+    """Two names with a backslash: the second cannot be the shortest one again."""
+    schema = {"type": "object", "patternProperties": {"\\\\": {"type": "string"}}, "additionalProperties": False, "minProperties": 2}
+    grammar, vocabulary = Grammar.from_json_schema(schema), byte_vocabulary()
+    needed = grammar.matcher(vocabulary).completion_tokens()
+    for seed in range(30):
+        text = random_text(grammar, vocabulary, np.random.default_rng(seed), needed + seed % 4)
+        jsonschema.validate(json.loads(text), schema)
