@@ -58,8 +58,9 @@ class BatchAttention:
     """Causal attention for the tokens of several spans, concatenated along T; one object per forward.
 
     spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool.
-    Called as attend(layer, q, k, v, window=, scale=, softcap=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
+    Called as attend(layer, q, k, v, window=, scale=, softcap=, sinks=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
     window: a token sees itself and the window-1 before it; None: everything.   softcap: logits become cap*tanh(x/cap).
+    sinks [H]: scores that take part in the softmax without a value; with them the runs are read by torch, not by the kernels.
     On a CPU with kernels the pages are read in place, and spans that share pages attend to them together; a token's result is bit
     for bit the same whatever else is in the batch. Elsewhere keys and values are read as runs of neighbouring pages, and what
     the runs yield is merged by the log-sum-exp of their scores.
@@ -86,23 +87,40 @@ class BatchAttention:
         return [_runs(sequence.pages, offset, offset + count) for sequence, offset, count in self._spans]
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None, scale: float, softcap: float | None = None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        window: int | None = None,
+        scale: float,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for part, new in enumerate((k, v)):
             self._data[layer, part].index_copy_(1, self._slots, new.transpose(0, 1).to(self._data.dtype))
-        plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 else None
+        plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 and sinks is None else None
         if plan is not None:
             return _attend_pages(plan, layer, q, k.shape[1], window, scale, softcap)
         out = torch.empty_like(q)
         start = 0
         for (_, offset, count), runs in zip(self._spans, self._runs, strict=True):
             own = q[start : start + count]
-            out[start : start + count] = self._attend(layer, own, offset, runs, window, scale, softcap)
+            out[start : start + count] = self._attend(layer, own, offset, runs, window, scale, softcap, sinks)
             start += count
         return out
 
     def _attend(
-        self, layer: int, q: torch.Tensor, offset: int, runs: list[tuple[int, int, int]], window: int | None, scale: float, softcap: float | None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        offset: int,
+        runs: list[tuple[int, int, int]],
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """One span's q [T, H, D] over its runs -> [T, H, D]."""
         parts = []
@@ -114,6 +132,8 @@ class BatchAttention:
             keys, values = (self._data[layer, i, :, slot + skip : slot + length].to(q.dtype) for i in (0, 1))
             mask = _mask(offset, q.shape[0], first, start + length, window, q)
             parts.append(_partial(q, keys, values, mask, scale, softcap))
+        if sinks is not None:
+            parts.append((torch.zeros_like(q), sinks.float().expand(q.shape[:2])))
         return merge(parts)
 
 

@@ -9,12 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from agentkit.engine.models.rope import Rope
+from agentkit.engine.models.rope import NotNative, Rope
 from agentkit.errors import EngineError
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig", "ModelShape", "NotNative"]
+
+
+class ModelShape(Protocol):
+    """What the engine needs to know of any model, whoever runs it. Its repr tells models of other constants apart."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Reads a config.json. Raises EngineError naming the architecture or the field that is not supported or missing."""
+        """Reads a config.json. Raises NotNative naming the architecture or variant that the decoder does not have, EngineError for a missing field."""
         name = architecture_of(config)
         if "text_config" in config and name == "gemma3":
             config = {**config["text_config"], "eos_token_id": config.get("eos_token_id", config["text_config"].get("eos_token_id"))}
@@ -68,11 +89,11 @@ class ModelConfig:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The model_type, if the native decoder knows it; otherwise EngineError naming it."""
+    """The model_type, if the native decoder knows it; otherwise NotNative naming it."""
     name = config.get("model_type")
     if name not in _FAMILIES:
         shown = f"{name!r} ({', '.join(config.get('architectures') or ['no architectures field'])})"
-        raise EngineError(f"the architecture {shown} is not supported by the native decoder; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+        raise NotNative(f"the architecture {shown} has no native decoder; those that have one are {', '.join(SUPPORTED_ARCHITECTURES)}")
     return str(name)
 
 
@@ -84,7 +105,7 @@ def _common(name: str, config: Mapping[str, Any]) -> ModelConfig:
     if heads % kv_heads:
         raise EngineError(f"config.json: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})")
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise EngineError("config.json: partial_rotary_factor other than 1 is not supported by the native decoder")
+        raise NotNative("config.json: partial_rotary_factor other than 1 is not supported by the native decoder")
     rope = Rope.from_hf(_rope_fields(config, "full_attention"), head_dim, int(config["max_position_embeddings"]))
     return ModelConfig(
         architecture=name,
@@ -118,7 +139,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 def _activation(name: str) -> str:
     known = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
     if name not in known:
-        raise EngineError(f"config.json: the activation {name!r} is not supported; supported are {', '.join(known)}")
+        raise NotNative(f"config.json: the activation {name!r} is not supported; supported are {', '.join(known)}")
     return known[name]
 
 
@@ -139,7 +160,7 @@ def _windows(config: Mapping[str, Any], layers: int, default: Callable[[int], bo
         raise EngineError(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
     unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
     if unknown:
-        raise EngineError(f"config.json: layer_types has {', '.join(map(repr, unknown))}; supported are 'full_attention' and 'sliding_attention'")
+        raise NotNative(f"config.json: layer_types has {', '.join(map(repr, unknown))}; supported are 'full_attention' and 'sliding_attention'")
     return tuple(int(window) if kind == "sliding_attention" and window else None for kind in kinds)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.rope import rotary_tables, rotate
 
-__all__ = ["Attend", "Decoder", "Dense", "Layer", "Linear", "RowSelection"]
+__all__ = ["Attend", "Decoder", "Dense", "LanguageModel", "Layer", "Linear", "RowSelection"]
 
 RowSelection = torch.Tensor | slice | None
 
@@ -27,11 +27,31 @@ class Attend(Protocol):
     """Stores k, v [T, KV, D] of this layer and returns attention of q [T, H, D] over all it holds for these tokens: [T, H, D].
 
     window: positions each token sees, its own included; None: all. scale multiplies q·k; softcap c: scores become c·tanh(s/c).
+    sinks [H]: a score per head that takes part in the softmax and brings no value (gpt-oss); None: there are none.
     """
 
     def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None, scale: float, softcap: float | None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
+
+
+class LanguageModel(Protocol):
+    """What the engine runs: the native `Decoder`, or another with its contract. forward: see Decoder.forward."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: RowSelection = None) -> torch.Tensor: ...
 
 
 class Linear(Protocol):

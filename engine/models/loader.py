@@ -1,7 +1,8 @@
 """Loading a model: a name, path or hub repository in; a decoder, its tokenizer and its chat template out.
 
-Job: find the folder (store.py), read config.json, map the weights, read tokenizer and template. The dtype is float32 on the
-CPU and bfloat16 on a GPU unless asked otherwise. Knows nothing of requests, batches or caches.
+Job: find the folder (store.py), read config.json, map the weights, read tokenizer and template. The native decoder runs what it
+knows, transformers the rest (transformers_backend.py, imported only then), and progress says so. The dtype is float32 on the CPU
+and bfloat16 on a GPU unless asked otherwise. Knows nothing of requests, batches or caches.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.engine.models.config import ModelConfig, token_ids
+from agentkit.engine.models.config import ModelConfig, ModelShape, NotNative, token_ids
 from agentkit.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
     from agentkit.engine.models.chat_template import ChatTemplate
-    from agentkit.engine.models.decoder import Decoder
+    from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.progress import Progress
+    from agentkit.engine.models.store import Place
     from agentkit.engine.models.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel", "load_model", "read_config"]
@@ -37,8 +39,8 @@ class LoadedModel:
     """
 
     name: str
-    config: ModelConfig
-    model: Decoder
+    config: ModelShape
+    model: LanguageModel
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     path: Path
@@ -57,18 +59,16 @@ def load_model(
 
     spec: a known short name, a folder in Hugging Face layout, a *.gguf file, or a hub repository "org/name".
     device: "auto" (a GPU if torch has one), "cpu", "cuda", "cuda:1" ... dtype: "auto", "float32", "bfloat16", "float16".
-    Raises ModelNotFound (what was tried, what to do) or EngineError (unsupported architecture, damaged files).
+    Raises ModelNotFound (what was tried, what to do) or EngineError (not a decoder-only model, or one whose attention cannot be
+    paged; damaged files).
     """
     from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.store import resolve
-    from agentkit.engine.models.tensors import TensorFolder
     from agentkit.engine.models.tokenizer import Tokenizer
-    from agentkit.engine.models.weights import build_decoder
 
     place = resolve(spec, cache_dir=cache_dir, progress=progress)
-    config = read_config(place.folder)
     target = _device(device)
-    model = build_decoder(config, TensorFolder(place.folder), _dtype(dtype, target), target)
+    config, model = _decoder(place, _dtype(dtype, target), target, progress)
     tokenizer = Tokenizer.from_folder(place.folder, stop_token_ids=config.stop_token_ids, bos_token_id=config.bos_token_id)
     if len(tokenizer.token_bytes) > config.vocab_size:
         extra = len(tokenizer.token_bytes) - config.vocab_size
@@ -79,13 +79,35 @@ def load_model(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The folder's config.json, with the stop tokens of generation_config.json and of the tokenizer's eos_token added."""
-    fields = read_json(folder / "config.json", required=True)
-    config = ModelConfig.from_hf(fields)
+    """The folder's config.json for the native decoder, with the stop tokens of generation_config.json added. Raises NotNative."""
+    config = ModelConfig.from_hf(read_json(folder / "config.json", required=True))
+    bos, stops = end_tokens(folder, config.bos_token_id, config.stop_token_ids)
+    return replace(config, stop_token_ids=stops, bos_token_id=bos)
+
+
+def end_tokens(folder: Path, bos: int | None, stops: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
+    """First token and stop tokens as config.json says, completed by generation_config.json."""
     generation = read_json(folder / "generation_config.json")
-    stops = dict.fromkeys((*config.stop_token_ids, *token_ids(generation.get("eos_token_id"))))
-    bos = config.bos_token_id if config.bos_token_id is not None else generation.get("bos_token_id")
-    return replace(config, stop_token_ids=tuple(stops), bos_token_id=bos)
+    return generation.get("bos_token_id") if bos is None else bos, tuple(dict.fromkeys((*stops, *token_ids(generation.get("eos_token_id")))))
+
+
+def _decoder(place: Place, dtype: torch.dtype, device: torch.device, progress: Progress | None) -> tuple[ModelShape, LanguageModel]:
+    """The native decoder where there is one for this model, else the model of transformers."""
+    from agentkit.engine.models.progress import progress_or_default
+
+    try:
+        config = read_config(place.folder)
+    except NotNative as reason:
+        with progress_or_default(progress) as show:
+            show(f"{place.name} runs through transformers: {reason}", 0, None)
+        from agentkit.engine.models.transformers_backend import load_transformers
+
+        other = load_transformers(place.folder, dtype, device)
+        return other.config, other
+    from agentkit.engine.models.tensors import TensorFolder
+    from agentkit.engine.models.weights import build_decoder
+
+    return config, build_decoder(config, TensorFolder(place.folder), dtype, device)
 
 
 def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:

@@ -17,9 +17,13 @@ from agentkit.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rope", "rotary_tables", "rotate"]
+__all__ = ["NotNative", "Rope", "rotary_tables", "rotate"]
 
 _KINDS = ("default", "linear", "llama3", "yarn")
+
+
+class NotNative(EngineError):
+    """A model that the native decoder does not compute; transformers may (loader.py)."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,12 @@ class Rope:
 
     @classmethod
     def from_hf(cls, fields: Mapping[str, Any], head_dim: int, max_position: int) -> Rope:
-        """From rope_theta and the fields of rope_scaling / rope_parameters. Raises EngineError for a kind that is not supported."""
+        """From rope_theta and the fields of rope_scaling / rope_parameters. Raises NotNative for a kind that is not supported."""
         import torch
 
         kind = str(fields.get("rope_type") or fields.get("type") or "default")
         if kind not in _KINDS:
-            raise EngineError(f"config.json: rope scaling of type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
+            raise NotNative(f"config.json: rope scaling of type {kind!r} is not supported; supported are {', '.join(_KINDS)}")
         theta = float(fields["rope_theta"])
         # fp32 arithmetic in the order of the reference implementation, so that the tables agree to the last bit
         base = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agentkit.cache_folder import cache_root
 from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.speculation.draft_model import DraftModelProposer
 from agentkit.engine.speculation.lookahead import LookaheadProposer
@@ -50,10 +51,13 @@ def _proposer(name: str, value: str, target: LoadedModel, pool: KVPool, digest: 
         return LookaheadProposer()
     if name == "draft":
         return _draft_model(value, target, size, cache_dir)
+    if not isinstance(decoder, Decoder):
+        how = "use speculation='auto', 'ngram', 'lookahead' or 'draft:MODEL'"
+        raise EngineError(f"speculation={name!r} needs the native decoder, and {target.name!r} ({target.config.architecture}) runs through transformers; {how}")
     if name == "self":
         model = first_layers(decoder, int(value) if value else max(1, target.config.num_layers // 3))
         return SelfDraftProposer(model, pool, decoder.device, size, tokenizer.stop_token_ids)
-    return _trained(name, value, target, digest(), cache_dir)
+    return _trained(name, value, target.name, decoder, digest(), cache_dir)
 
 
 def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | None) -> Proposer:
@@ -71,15 +75,15 @@ def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | No
     return DraftModelProposer(TorchRunner(draft.model, pool, draft.model.device), pool, size, target.tokenizer.stop_token_ids)
 
 
-def _trained(kind: str, value: str, target: LoadedModel, digest: str, cache_dir: Path | None) -> Proposer:
+def _trained(kind: str, value: str, target: str, decoder: Decoder, digest: str, cache_dir: Path | None) -> Proposer:
     from agentkit.engine.speculation.heads import EagleHead, MedusaHeads, load_heads
     from agentkit.engine.speculation.trained import EagleProposer, MedusaProposer
 
     path = Path(value).expanduser() if value else heads_file(kind, digest, cache_dir)
     if not path.is_file():
-        raise EngineError(f"there are no {kind} heads for {target.name!r} at {path}; train them with: agentkit train {kind} {target.name}")
+        raise EngineError(f"there are no {kind} heads for {target!r} at {path}; train them with: agentkit train {kind} {target}")
     heads = load_heads(path, kind, digest)
     if isinstance(heads, MedusaHeads):
         return MedusaProposer(heads)
     assert isinstance(heads, EagleHead)
-    return EagleProposer(heads, target.model.embedding)
+    return EagleProposer(heads, decoder.embedding)

@@ -43,6 +43,8 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
     model = loaded.model
     if weights == "fp32" or (weights == "auto" and not (_fits(model) and _is_quantised(loaded.gguf))):
         return loaded
+    if not isinstance(model, Decoder):
+        raise EngineError(f"weights={weights!r}: {_obstacle(model)}; use weights='auto' or 'fp32'")
     if weights == "fp16":
         return replace(loaded, model=half_precision(model))
     if not _fits(model):
@@ -96,7 +98,7 @@ def _fits(model: object) -> bool:
 
 def _obstacle(model: object) -> str:
     if not isinstance(model, Decoder):
-        return f"this model runs through {type(model).__name__}, not the native decoder"
+        return "this model runs through transformers, and only matrices of the native decoder are packed"
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"blocks are made of float32 matrices on the CPU, and this model is {model.dtype} on {model.device}"
     if not supported():
