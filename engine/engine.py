@@ -100,8 +100,7 @@ class Engine:
             deterministic=deterministic,
         )
         start = time.perf_counter()
-        dtype = "auto" if weights == "auto" else "float32"
-        loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype, cache_dir=cache_dir, progress=progress)
+        loaded = model if isinstance(model, LoadedModel) else _load(model, self.config, progress)
         if loaded.model.device.type == "cpu":
             compile_kernels_once(progress)
         loaded = with_weights(loaded, weights)
@@ -346,6 +345,11 @@ def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Gene
             on_event(event)
     assert isinstance(event, FinishEvent)  # a stream without one raises
     return event.generation
+
+
+def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None] | None) -> LoadedModel:
+    dtype = "auto" if config.weights == "auto" else "float32"
+    return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
 
 
 def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,11 @@ class Model(Protocol):
     """What a runner needs of a model."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, logits_for: torch.Tensor) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class GivesStates(Protocol):
+    """A model that also gives its hidden states, for spans that want them; see Decoder.forward_with_states."""
 
     def forward_with_states(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
@@ -111,6 +116,7 @@ class TorchRunner:
         further = [row for own in wanted for row in own if row not in place_of]
         place_of.update((row, len(rows) + i) for i, row in enumerate(further))
         chosen = torch.tensor([*rows, *further], dtype=torch.long, device=self._device)
+        assert isinstance(self._model, GivesStates), "states are wanted of models with the native decoder only"
         logits, states = self._model.forward_with_states(ids, places, attend, chosen, len(rows))
         for span, own in zip(spans, wanted, strict=True):
             if span.on_states is not None:

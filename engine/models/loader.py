@@ -52,6 +52,7 @@ def load_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    max_context: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -59,6 +60,7 @@ def load_model(
 
     spec: a known short name, a folder in Hugging Face layout, a *.gguf file, or a hub repository "org/name".
     device: "auto" (a GPU if torch has one), "cpu", "cuda", "cuda:1" ... dtype: "auto", "float32", "bfloat16", "float16".
+    max_context: longest text wanted; some models have other rotary frequencies for long ones (see transformers_backend.py).
     Raises ModelNotFound (what was tried, what to do) or EngineError (not a decoder-only model, or one whose attention cannot be
     paged; damaged files).
     """
@@ -68,7 +70,7 @@ def load_model(
 
     place = resolve(spec, cache_dir=cache_dir, progress=progress)
     target = _device(device)
-    config, model = _decoder(place, _dtype(dtype, target), target, progress)
+    config, model = _decoder(place, _dtype(dtype, target), target, max_context, progress)
     tokenizer = Tokenizer.from_folder(place.folder, stop_token_ids=config.stop_token_ids, bos_token_id=config.bos_token_id)
     if len(tokenizer.token_bytes) > config.vocab_size:
         extra = len(tokenizer.token_bytes) - config.vocab_size
@@ -91,7 +93,7 @@ def end_tokens(folder: Path, bos: int | None, stops: tuple[int, ...]) -> tuple[i
     return generation.get("bos_token_id") if bos is None else bos, tuple(dict.fromkeys((*stops, *token_ids(generation.get("eos_token_id")))))
 
 
-def _decoder(place: Place, dtype: torch.dtype, device: torch.device, progress: Progress | None) -> tuple[ModelShape, LanguageModel]:
+def _decoder(place: Place, dtype: torch.dtype, device: torch.device, max_context: int | None, progress: Progress | None) -> tuple[ModelShape, LanguageModel]:
     """The native decoder where there is one for this model, else the model of transformers."""
     from agentkit.engine.models.progress import progress_or_default
 
@@ -100,9 +102,9 @@ def _decoder(place: Place, dtype: torch.dtype, device: torch.device, progress: P
     except NotNative as reason:
         with progress_or_default(progress) as show:
             show(f"{place.name} runs through transformers: {reason}", 0, None)
-        from agentkit.engine.models.transformers_backend import load_transformers
+            from agentkit.engine.models.transformers_backend import load_transformers
 
-        other = load_transformers(place.folder, dtype, device)
+            other = load_transformers(place.folder, dtype, device, max_context, show)
         return other.config, other
     from agentkit.engine.models.tensors import TensorFolder
     from agentkit.engine.models.weights import build_decoder

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
@@ -30,6 +31,7 @@ from agentkit.engine.models import transformers_attention as attention
 from agentkit.engine.models.config import token_ids
 from agentkit.engine.models.decoder import Attend, RowSelection
 from agentkit.engine.models.loader import end_tokens
+from agentkit.engine.models.progress import Progress
 from agentkit.engine.models.transformers_check import Layer, check_against_own_attention, probe
 from agentkit.errors import EngineError
 
@@ -96,15 +98,21 @@ class TransformersDecoder:
         return out[None, ..., : layer.value_dim]
 
 
-def load_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> TransformersDecoder:
-    """The model in `folder`. Raises EngineError for what is not decoder-only, needs code of its own or attends in a way not offered here."""
+def load_transformers(folder: Path, dtype: torch.dtype, device: torch.device, max_context: int | None, progress: Progress) -> TransformersDecoder:
+    """The model in `folder`. max_context: longest text wanted, None: whatever suits the model; it matters where RoPE goes by length.
+
+    Raises EngineError for what is not decoder-only, needs code of its own or attends in a way not offered here.
+    """
     config = _config(folder)
     model_class = _model_class(config)
+    max_position, long = _context(config.get_text_config(decoder=True), max_context, progress)
     model = _load(folder, model_class, config, dtype).to(device)  # type: ignore[arg-type]
     attention.prepare(model)
+    if long:
+        _take_long_factors(model)
     with torch.inference_mode():
         layers = probe(model)
-        decoder = TransformersDecoder(model, _shape(folder, config, [layer for _, layer in layers]), layers)
+        decoder = TransformersDecoder(model, _shape(folder, config, max_position, [layer for _, layer in layers]), layers)
         check_against_own_attention(decoder)
     return decoder
 
@@ -160,7 +168,7 @@ def _load(folder: Path, model_class: type[PreTrainedModel], config: PretrainedCo
     return loaded
 
 
-def _shape(folder: Path, config: PretrainedConfig, layers: Sequence[Layer]) -> TransformersConfig:
+def _shape(folder: Path, config: PretrainedConfig, max_position: int, layers: Sequence[Layer]) -> TransformersConfig:
     text = config.get_text_config(decoder=True)
     first, name = layers[0], f"the architecture {config.model_type!r}"
     if len(layers) != text.num_hidden_layers:
@@ -175,7 +183,7 @@ def _shape(folder: Path, config: PretrainedConfig, layers: Sequence[Layer]) -> T
         num_layers=len(layers),
         num_kv_heads=first.kv_heads,
         head_dim=first.head_dim,
-        max_position=_max_position(text),
+        max_position=max_position,
         windows=tuple(layer.window for layer in layers),
         digest=hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16],
         bos_token_id=bos,
@@ -183,21 +191,37 @@ def _shape(folder: Path, config: PretrainedConfig, layers: Sequence[Layer]) -> T
     )
 
 
-def _max_position(config: PretrainedConfig) -> int:
-    """Longest context. Rotary frequencies that change with the length of the text (dynamic, longrope) are used as far as they stay the same.
+def _context(config: PretrainedConfig, wanted: int | None, progress: Progress) -> tuple[int, bool]:
+    """Longest context, and whether the long factors of longrope are to be used for it.
 
-    Keys in the cache are rotated already, and texts of different lengths share a forward: both need frequencies that never change.
+    Keys in the cache are rotated already, and texts of different lengths share a forward: frequencies cannot go by the length of a
+    text (dynamic, longrope). So they are used as far as they stay the same; beyond that, longrope's long factors serve every text.
     """
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    longest = getattr(config, "max_position_embeddings", None)
     if not longest:
         raise EngineError(f"config.json of this {config.model_type} model does not say its context (max_position_embeddings)")
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    for fields in kinds:
-        if fields.get("rope_type") in ("dynamic", "longrope"):
-            original = fields.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-            longest = min(longest, original or longest)
-    return int(longest)
+    if parameters.get("rope_type") not in ("dynamic", "longrope"):
+        return int(longest), False
+    original = int(parameters.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None) or longest)
+    if original >= longest:
+        return int(longest), False
+    if parameters["rope_type"] == "longrope" and wanted is not None and wanted > original:
+        return int(longest), True
+    more = f"; Engine(max_context=...) up to {longest} takes its long-context frequencies, for short texts too" if parameters["rope_type"] == "longrope" else ""
+    progress(f"contexts of up to {original} tokens, where the rotary frequencies of this model would change{more}", 0, None)
+    return original, False
+
+
+def _take_long_factors(model: PreTrainedModel) -> None:
+    """The frequencies that longrope has for texts beyond its original length, for all texts."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) == "longrope":
+            rope: Any = module
+            original = rope.config.rope_parameters["original_max_position_embeddings"]
+            frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](rope.config, model.device, seq_len=original + 1)
+            rope.inv_freq = frequencies
+            rope.original_inv_freq = frequencies.clone()
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | No
     c = draft.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, draft.model.dtype, draft.model.device)
     pool = KVPool(shape, 4 * c.max_position * shape.bytes_per_token)
-    return DraftModelProposer(TorchRunner(draft.model, pool, draft.model.device), pool, size, target.tokenizer.stop_token_ids)
+    return DraftModelProposer(TorchRunner(draft.model, pool, draft.model.device), pool, size, target.tokenizer.stop_token_ids, c.max_position)
 
 
 def _trained(kind: str, value: str, target: str, decoder: Decoder, digest: str, cache_dir: Path | None) -> Proposer:

@@ -77,17 +77,23 @@ class SequenceGuesser:
 
 
 class DraftModelProposer:
-    """runner, pool: of the draft model.   vocab_size: ids below it mean the same to both models.   stop_ids are never guessed."""
+    """runner, pool: of the draft model.   vocab_size: ids below it mean the same to both models.   stop_ids are never guessed.
+
+    context: tokens that the draft model can see; where a text has become longer, nothing is guessed. None: no limit.
+    """
 
     name = "draft"
     features = 0
     wants_choices = False
 
-    def __init__(self, runner: Runner, pool: KVPool, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, runner: Runner, pool: KVPool, vocab_size: int, stop_ids: Sequence[int], context: int | None = None) -> None:
         self._runner, self._pool = runner, pool
+        self._context = context
         self._vocab_size, self._stop_ids = vocab_size, frozenset(stop_ids)
 
     def propose(self, request: Draftable, limit: int) -> TokenTree:
+        if self._context is not None and len(request.tokens) + limit > self._context:
+            return TokenTree()
         if not isinstance(request.draft_state, SequenceGuesser):
             request.draft_state = SequenceGuesser(self._runner, self._pool)
         return decode_ahead(request.draft_state, request, limit, self._vocab_size, self._stop_ids)

@@ -17,8 +17,10 @@ from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.runner import Span, TorchRunner
-from agentkit.errors import EngineError
+from agentkit.engine.speculation.pace import StepCosts
+from agentkit.errors import ContextTooLong, EngineError
 from tests.engine.models.synthetic import VOCABULARY, byte_tokenizer
+from tests.engine.speculation.test_speculator import Eager
 
 transformers = pytest.importorskip("transformers")
 
@@ -227,14 +229,34 @@ def test_options_that_need_the_native_decoder_name_it(tmp_path: Path) -> None:
             Engine(tmp_path, speculation=speculation)
 
 
+def take_every_guess(engine: Engine) -> None:
+    """Whether a guess pays is a matter of time, and tests are not."""
+    assert engine._scheduler._speculator is not None
+    engine._scheduler._speculator.pace = Eager(StepCosts())
+
+
 def test_drafts_change_nothing(tmp_path: Path) -> None:
     theirs = save(tmp_path, "GPTNeoXConfig", {})
     ids = prompt(3, 12) * 4
     for speculation in ("ngram", "lookahead", f"draft:{tmp_path}"):
         with Engine(tmp_path, threads=1, kv_memory=1 << 24, speculation=speculation) as engine:
+            take_every_guess(engine)
             got = engine.generate(ids, max_tokens=24)
             assert got.usage.drafted_tokens > 0
             assert list(got.token_ids)[:20] == continuation(theirs, ids, 24)[:20]
+
+
+def test_a_draft_model_of_shorter_context_stops_guessing_at_its_end(tmp_path: Path) -> None:
+    theirs = save(tmp_path / "target", "GPTNeoXConfig", {})
+    save(tmp_path / "draft", "GPT2Config", {"max_position_embeddings": 48})  # learned positions: a 49th does not exist
+    ids = prompt(3, 30)
+    with Engine(tmp_path / "target", threads=1, kv_memory=1 << 24, speculation=f"draft:{tmp_path / 'draft'}") as engine:
+        take_every_guess(engine)
+        got = engine.generate(ids, max_tokens=40)
+        assert got.usage.drafted_tokens > 0
+    expected = continuation(theirs, ids, 40)
+    assert len(expected) > 30
+    assert list(got.token_ids)[: len(expected)] == expected
 
 
 def test_weights_that_do_not_belong_are_an_error(tmp_path: Path) -> None:
@@ -273,6 +295,12 @@ def test_contexts_end_where_rotary_frequencies_would_change(tmp_path: Path) -> N
     with Engine(tmp_path, threads=1, kv_memory=1 << 24) as engine:
         assert engine.max_context == 96
         ids = prompt(9, 60)
+        expected = continuation(theirs, ids, 30)
+        assert list(engine.generate(ids, max_tokens=30).token_ids)[: len(expected)] == expected
+        with pytest.raises(ContextTooLong):
+            engine.generate(prompt(9, 97), max_tokens=1)
+    with Engine(tmp_path, threads=1, kv_memory=1 << 24, max_context=300) as engine:
+        ids = prompt(9, 100)
         expected = continuation(theirs, ids, 30)
         assert list(engine.generate(ids, max_tokens=30).token_ids)[: len(expected)] == expected
 
