@@ -35,6 +35,7 @@ from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Req
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.speculation.choose import speculator_for
+from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.warmup import compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
@@ -45,7 +46,9 @@ from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
     from agentkit.engine.models.chat_template import ChatTemplate
+    from agentkit.engine.models.decoder import Decoder
     from agentkit.engine.models.tokenizer import Tokenizer
+    from agentkit.engine.speculation.speculator import Speculator
 
 
 class Engine:
@@ -112,6 +115,10 @@ class Engine:
         self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
         self.metrics = Metrics(loaded.name, tracer)
         self._scheduler = _scheduler(loaded, self.config, self._stop_ids, self.metrics)
+        folder = None if cache_dir is None else Path(cache_dir)
+        self.heads_digest = partial(fingerprint, loaded, "")  # heads fit a model however its weights are held
+        self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
+        self._scheduler.speculate(self._speculator_for(speculation))
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
         self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights))
@@ -224,6 +231,16 @@ class Engine:
         """`chat` for async callers."""
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 
+    def speculate(self, setting: str | Speculator | None) -> None:
+        """Drafts tokens by another `speculation` setting (see EngineConfig) from now on, for requests that run, too; outputs do not change.
+
+        Raises ValueError, EngineError and ModelNotFound as the constructor does.
+        """
+        if isinstance(setting, str):
+            check_speculation(setting)
+            setting = self._speculator_for(setting)
+        self._loop.call(partial(self._scheduler.speculate, setting)).result()
+
     # -- prefixes and figures -----------------------------------------------------------------------------------
 
     def pin(
@@ -265,6 +282,11 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._loaded.tokenizer
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model itself, in the engine's weights."""
+        return self._loaded.model
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -361,6 +383,4 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int
     runner = TorchRunner(model, pool, model.device, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    folder = None if config.cache_dir is None else Path(config.cache_dir)
-    speculator = speculator_for(config.speculation, loaded, pool, partial(fingerprint, loaded, ""), folder)
-    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, speculator, metrics)
+    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)

@@ -108,6 +108,13 @@ class Scheduler:
             for request in [*running, *waiting]:
                 self._fail(request, error)
 
+    def speculate(self, speculator: Speculator | None) -> None:
+        """Drafts by `speculator` from now on, for the requests that run, too."""
+        if self._speculator is not None:
+            for request in self.running:
+                self._speculator.release(request)
+        self._speculator = speculator
+
     # -- who runs -----------------------------------------------------------------------------------------------
 
     def _drop_ended(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +32,19 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Text:
-    """tokens[start:] was written by the model after tokens[:start]."""
+    """tokens[start:] was written by the model after tokens[:start].   free: which of them a grammar did not force; () for all."""
 
     tokens: tuple[int, ...]
     start: int
+    free: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """vocabulary: R, at most.   epochs over the texts.   held_out: share of texts set aside.   checkpoint: steps between two checkpoints."""
+    """vocabulary: R, at most.   epochs over the texts.   held_out: share of texts set aside.   checkpoint: steps between two checkpoints.
+
+    seconds: of training; when they are over it ends where it is.
+    """
 
     vocabulary: int = 8192
     heads: int = 4
@@ -49,6 +54,7 @@ class Plan:
     held_out: float = 0.1
     checkpoint: int = 50
     seed: int = 0
+    seconds: float = math.inf
 
 
 def train_heads(kind: str, decoder: Decoder, digest: str, texts: Sequence[Text], folder: Path, plan: Plan, progress: Progress) -> tuple[Path, list[float]]:
@@ -75,13 +81,17 @@ def train_heads(kind: str, decoder: Decoder, digest: str, texts: Sequence[Text],
     return path, score
 
 
+Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""States [N, E] float32 at the positions before a text's own tokens; those tokens, int64 [N], states[j] chose tokens[j]; which were free [N]."""
+
+
 class StateFiles:
     """The target's hidden states over each text, one file per text, computed at the first use."""
 
     def __init__(self, decoder: Decoder, texts: Sequence[Text], folder: Path, progress: Progress) -> None:
         self.texts = texts
         self._folder = folder
-        self._model = Decoder(replace(decoder.config, logit_softcap=None), decoder.embedding, decoder.layers, decoder.final_norm, lambda x: x)
+        self._model = decoder
         folder.mkdir(parents=True, exist_ok=True)
         for i in range(len(texts)):
             progress("hidden states of the texts", i, len(texts))
@@ -90,25 +100,37 @@ class StateFiles:
         progress("hidden states of the texts", len(texts), len(texts))
 
     def _path(self, i: int) -> Path:
-        text = self.texts[i]
-        name = hashlib.blake2b(repr((text.start, text.tokens)).encode(), digest_size=12).hexdigest()
-        return self._folder / f"{name}.pt"
+        return states_file(self._folder, self.texts[i])
 
     def _compute(self, i: int) -> None:
         text = self.texts[i]
         ids = torch.tensor(text.tokens)
         with torch.inference_mode():
-            states = self._model.forward(
+            states = self._model.states(
                 ids, torch.arange(len(ids)), ReferenceCache(self._model.config, len(ids), dtype=self._model.dtype), slice(text.start - 1, len(ids) - 1)
             )
-        temporary = self._path(i).with_suffix(".tmp")
-        torch.save(states.half(), temporary)
-        temporary.replace(self._path(i))
+        save_states(self._folder, text, states)
 
-    def load(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [N, E] float32 at the positions before the text's own tokens, and those tokens, int64 [N]: states[j] chose tokens[j]."""
+    def load(self, i: int) -> Sample:
+        """See Sample."""
         text = self.texts[i]
-        return torch.load(self._path(i), weights_only=True).float(), torch.tensor(text.tokens[text.start :])
+        tokens = torch.tensor(text.tokens[text.start :])
+        free = torch.tensor(text.free) if text.free else torch.ones(len(tokens), dtype=torch.bool)
+        return torch.load(self._path(i), weights_only=True).float(), tokens, free
+
+
+def states_file(folder: Path, text: Text) -> Path:
+    """Where the states over a text are kept."""
+    return folder / f"{hashlib.blake2b(repr((text.start, text.tokens)).encode(), digest_size=12).hexdigest()}.pt"
+
+
+def save_states(folder: Path, text: Text, states: torch.Tensor) -> None:
+    """states [N, E] at the positions before the text's own tokens."""
+    path = states_file(folder, text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    torch.save(states.half(), temporary)
+    temporary.replace(path)
 
 
 def output_rows(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
@@ -128,13 +150,18 @@ def _draft_vocabulary(texts: Sequence[Text], size: int) -> torch.Tensor:
 def _fit(heads: Heads, decoder: Decoder, source: StateFiles, used: Sequence[int], checkpoint: Path, plan: Plan, progress: Progress) -> None:
     optimizer = torch.optim.AdamW(heads.parameters(), lr=plan.learning_rate, weight_decay=0.01)
     steps = list(_batches(used, plan))
-    done = _resume(heads, optimizer, checkpoint)
+    names = [states_file(Path(), source.texts[i]).name for i in used]
+    key = hashlib.blake2b(repr((names, replace(plan, seconds=0))).encode(), digest_size=12).hexdigest()
+    done = _resume(heads, optimizer, checkpoint, key)
+    end = time.perf_counter() + plan.seconds
     places = torch.full((decoder.config.vocab_size,), -1).index_put((heads.ids,), torch.arange(len(heads.ids)))  # token -> row of the draft vocabulary
     for at in range(done, len(steps)):
+        if time.perf_counter() > end:
+            break
         for group in optimizer.param_groups:  # warm-up, then a cosine
             group["lr"] = plan.learning_rate * min(1.0, (at + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * at / len(steps)))
         optimizer.zero_grad()
-        losses = [_loss(heads, decoder, *source.load(i), places) for i in steps[at]]
+        losses = [_loss(heads, decoder, source.load(i), places) for i in steps[at]]
         loss = torch.stack(losses).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
@@ -142,7 +169,7 @@ def _fit(heads: Heads, decoder: Decoder, source: StateFiles, used: Sequence[int]
         progress(f"training, loss {loss.item():.3f}", at + 1, len(steps))
         if (at + 1) % plan.checkpoint == 0:
             temporary = checkpoint.with_suffix(".tmp")
-            torch.save({"heads": heads.state_dict(), "optimizer": optimizer.state_dict(), "done": at + 1}, temporary)
+            torch.save({"key": key, "heads": heads.state_dict(), "optimizer": optimizer.state_dict(), "done": at + 1}, temporary)
             temporary.replace(checkpoint)
     heads.eval()
 
@@ -155,19 +182,20 @@ def _batches(used: Sequence[int], plan: Plan) -> Iterator[list[int]]:
         yield from (order[i : i + plan.batch] for i in range(0, len(order), plan.batch))
 
 
-def _resume(heads: Heads, optimizer: torch.optim.Optimizer, checkpoint: Path) -> int:
+def _resume(heads: Heads, optimizer: torch.optim.Optimizer, checkpoint: Path, key: str) -> int:
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, weights_only=True)
-    if {name: t.shape for name, t in saved["heads"].items()} != {name: t.shape for name, t in heads.state_dict().items()}:
+    if saved.get("key") != key:
         return 0  # of other texts or another plan
     heads.load_state_dict(saved["heads"])
     optimizer.load_state_dict(saved["optimizer"])
     return int(saved["done"])
 
 
-def _loss(heads: Heads, decoder: Decoder, states: torch.Tensor, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    rows = places[tokens]  # -1: not in the draft vocabulary
+def _loss(heads: Heads, decoder: Decoder, sample: Sample, places: torch.Tensor) -> torch.Tensor:
+    states, tokens, free = sample
+    rows = places[tokens].masked_fill(~free, -1)  # -1: nothing to guess, or not in the draft vocabulary
     if isinstance(heads, MedusaHeads):
         logits = heads(states)  # [heads, N, R]; states[j] chose tokens[j], so head h guesses tokens[j + 1 + h]
         parts = [F.cross_entropy(logits[h, : len(rows) - 1 - h], rows[1 + h :], ignore_index=-1) for h in range(min(len(logits), len(rows) - 1))]
@@ -182,14 +210,14 @@ def _score(heads: Heads, decoder: Decoder, source: StateFiles, held: Sequence[in
     right: Counter[int] = Counter()
     asked: Counter[int] = Counter()
     for i in held:
-        states, tokens = source.load(i)
+        states, tokens, free = source.load(i)
         with torch.inference_mode():
             if isinstance(heads, MedusaHeads):
                 guesses = heads.ids[heads(states).argmax(-1)]
             else:
                 guesses = heads.ids[heads.logits(heads(states[None, :-1], decoder.embedding[tokens[:-1]][None].float())[0][0]).argmax(-1)][None]
         for place, guess in enumerate(guesses):
-            wanted = tokens[1 + place :]
-            right[place] += int((guess[: len(wanted)] == wanted).sum())
-            asked[place] += len(wanted)
+            wanted, asks = tokens[1 + place :], free[1 + place :]
+            right[place] += int(((guess[: len(wanted)] == wanted) & asks).sum())
+            asked[place] += int(asks.sum())
     return [right[place] / max(1, asked[place]) for place in sorted(asked)]
