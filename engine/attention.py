@@ -47,6 +47,7 @@ class Plan:
     slot_count: int
     slots: Array
     positions: Array
+    trees: Array
     pages: Array
     tasks: Array
     rows: Array
@@ -61,20 +62,23 @@ class BatchAttention:
     Called as attend(layer, q, k, v, window=, scale=, softcap=, sinks=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
     window: a token sees itself and the window-1 before it; None: everything.   softcap: logits become cap*tanh(x/cap).
     sinks [H]: scores that take part in the softmax without a value; with them the runs are read by torch, not by the kernels.
+    parents: for each span those of its last tokens, which are a tree of guesses (-1: the span's last known token); () for none. Such a
+    token sees what is known and its own ancestors, at the position that its depth gives it.
     On a CPU with kernels the pages are read in place, and spans that share pages attend to them together; a token's result is bit
     for bit the same whatever else is in the batch. Elsewhere keys and values are read as runs of neighbouring pages, and what
     the runs yield is merged by the log-sum-exp of their scores.
     """
 
-    def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]]) -> None:
+    def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]], parents: Sequence[Sequence[int]] | None = None) -> None:
         self._data = pool.data
         self._spans = tuple(spans)
+        self._trees = [_tree(tree, offset + count) for tree, (_, offset, count) in zip(parents, spans, strict=True)] if parents else [None] * len(spans)
         self._plan: Plan | None = None
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
         if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and self._data.shape[-1] % LANES == 0 and supported():
-            self._plan = _plan(self._data, self._spans, group)
+            self._plan = _plan(self._data, self._spans, self._trees, group)
         return self._plan
 
     @cached_property
@@ -105,9 +109,9 @@ class BatchAttention:
             return _attend_pages(plan, layer, q, k.shape[1], window, scale, softcap)
         out = torch.empty_like(q)
         start = 0
-        for (_, offset, count), runs in zip(self._spans, self._runs, strict=True):
+        for (_, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
             own = q[start : start + count]
-            out[start : start + count] = self._attend(layer, own, offset, runs, window, scale, softcap, sinks)
+            out[start : start + count] = self._attend(layer, own, offset, runs, tree, window, scale, softcap, sinks)
             start += count
         return out
 
@@ -117,6 +121,7 @@ class BatchAttention:
         q: torch.Tensor,
         offset: int,
         runs: list[tuple[int, int, int]],
+        tree: Tree | None,
         window: int | None,
         scale: float,
         softcap: float | None,
@@ -130,14 +135,39 @@ class BatchAttention:
                 continue
             first = start + skip
             keys, values = (self._data[layer, i, :, slot + skip : slot + length].to(q.dtype) for i in (0, 1))
-            mask = _mask(offset, q.shape[0], first, start + length, window, q)
+            mask = _mask(offset, q.shape[0], first, start + length, window, q) if tree is None else _tree_mask(offset, tree, first, start + length, window, q)
             parts.append(_partial(q, keys, values, mask, scale, softcap))
         if sinks is not None:
             parts.append((torch.zeros_like(q), sinks.float().expand(q.shape[:2])))
         return merge(parts)
 
 
-def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], group: int) -> Plan:
+@dataclass(frozen=True)
+class Tree:
+    """Guesses at the keys start, start + 1, ...: depths [N], 1 for a child of the last known token; paths [N]: bits of a node and its ancestors."""
+
+    start: int
+    depths: Array
+    paths: Array
+
+
+def _tree(parents: Sequence[int], end: int) -> Tree | None:
+    """None for a chain, which is causal."""
+    if all(parent == i - 1 for i, parent in enumerate(parents)):
+        return None
+    depths, paths = np.empty(len(parents), np.int64), np.empty(len(parents), np.int64)
+    for i, parent in enumerate(parents):
+        depths[i] = 1 if parent < 0 else depths[parent] + 1
+        paths[i] = 1 << i | (0 if parent < 0 else int(paths[parent]))
+    return Tree(end - len(parents), depths, paths)
+
+
+def one_range(start: int, count: int) -> bool:
+    """Whether the keys start, ..., start + count - 1 may be a tree: the kernels want them in one range."""
+    return start // kernels.RANGE == (start + count - 1) // kernels.RANGE
+
+
+def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], trees: Sequence[Tree | None], group: int) -> Plan:
     offsets = np.array([offset for _, offset, _ in spans], np.int64)
     counts = np.array([count for _, _, count in spans], np.int64)
     needed = (offsets + counts + PAGE - 1) // PAGE
@@ -151,8 +181,15 @@ def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], g
     rows = np.empty(int((ranges * counts).sum()), np.int64)
     parts = np.empty((int(counts.sum()), int(ranges.max())), np.int64)
     used, partials = kernels.plan(pages, first_page, offsets, counts, group, tasks, rows, parts)
+    lines, at = np.full((positions.size, 2), -1, np.int64), 0
+    for (_, _, count), tree in zip(spans, trees, strict=True):
+        at += count
+        if tree is not None:
+            own = slice(at - tree.paths.size, at)
+            positions[own] = tree.start - 1 + tree.depths
+            lines[own, 0], lines[own, 1] = tree.start, tree.paths
     values = data if data.dtype == torch.float32 else data.view(torch.uint16)
-    return Plan(values.view(-1).numpy(), data.shape[3], slots, positions, pages, tasks[:used], rows, parts, partials)
+    return Plan(values.view(-1).numpy(), data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials)
 
 
 def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
@@ -162,7 +199,7 @@ def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int 
     partial = np.empty(plan.partials * heads * (dim + 2), np.float32)
     constants = np.float32(scale), np.float32(softcap or 0.0)
     TEAM.run(
-        kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions,
+        kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions, plan.trees,
         q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, window or 0, *constants, partial, out.view(-1).numpy(),
     )  # fmt: skip
     return out
@@ -210,6 +247,23 @@ def _mask(offset: int, count: int, first: int, end: int, window: int | None, lik
     hidden = columns > rows
     if window is not None:
         hidden |= columns <= rows - window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+
+
+def _tree_mask(offset: int, tree: Tree, first: int, end: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """The same for tokens at offset, ..., the last of which are a tree."""
+    places = np.concatenate((np.arange(offset, tree.start), tree.start - 1 + tree.depths))  # [T]
+    columns = np.arange(first, end)
+    nodes = columns - tree.start
+    of_nodes = np.where(nodes < 0, columns, tree.start - 1 + tree.depths[np.clip(nodes, 0, None)])  # positions of the keys
+    seen = of_nodes <= places[:, None]
+    own = (tree.paths[:, None] >> np.clip(nodes, 0, None)) & 1 == 1
+    known = places.size - tree.paths.size
+    seen[known:] &= (nodes < 0) | own
+    seen[:known] &= nodes < 0
+    if window is not None:
+        seen &= of_nodes > places[:, None] - window
+    hidden = torch.from_numpy(~seen).to(like.device)
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
 
 

@@ -93,7 +93,8 @@ class TorchRunner:
             if span.draft is not None:
                 tokens.extend(span.draft.tokens)
                 positions.extend(start + count - 1 + depth for depth in span.draft.depths)
-        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, span.size) for span in spans])
+        trees = [span.draft.parents if span.draft is not None else () for span in spans]
+        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, span.size) for span in spans], trees)
         with torch.inference_mode():
             ids, places = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions))
             logits = self._forward(spans, ids, places, attend, rows)

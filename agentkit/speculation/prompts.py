@@ -113,7 +113,7 @@ _CASES: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
         ("How did {ticker} do this year?", "What does a share of {ticker} cost today?"),
     ),
     (
-        _tool("find_flights", "Search flights.", origin=_text(), destination=_text(), date=_text(12), passengers=_number(1, 9), cabin=_one_of("any", "business")),
+        _tool("find_flights", "Search flights.", origin=_text(), destination=_text(), date=_text(12), passengers=_number(1, 9), cabin=_one_of("any", "first")),
         ("Fly {number} of us from {city} to {city} {date}.", "Is there a business class flight from {city} to {city} {date}?"),
     ),
     (

@@ -5,6 +5,10 @@ sequences share, and the tokens that attend to it; each (token, head) gets a par
 largest score and the sum of exponentials, merged afterwards in the order of the ranges (FlashDecoding; cascade: arXiv:2501.01005).
 A partial result depends on nothing but that token and those keys: which tokens share a task, how long a span is, and where it
 began change no bit. Pages are read in place; those of keys are turned around once for all tokens of the task.
+
+Guesses that branch (tree attention: arXiv:2305.09781) lie in slots behind the known tokens, a token's own path among others'. Its
+scores are moved together before the softmax and back after it, so that its result is bit for bit that of its path alone. The slots
+of one tree must lie in one range.
 """
 
 from __future__ import annotations
@@ -96,7 +100,9 @@ def scratch_floats(head_dim: int) -> int:
 
 
 @kernel
-def attend_pages(worker, sync, pages, tasks, rows, parts, positions, q, heads, dim, data, layer, kv_heads, slots, window, scale, cap, partial, out, scratch):
+def attend_pages(
+    worker, sync, pages, tasks, rows, parts, positions, trees, q, heads, dim, data, layer, kv_heads, slots, window, scale, cap, partial, out, scratch
+):
     """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat."""
     tokens, stride = positions.size, heads * (dim + 2)
     chunks = tasks.shape[0] * kv_heads
@@ -107,7 +113,7 @@ def attend_pages(worker, sync, pages, tasks, rows, parts, positions, q, heads, d
             head = chunk % kv_heads
             keys = (layer * 2 * kv_heads + head) * slots * dim
             attend(
-                tasks[chunk // kv_heads], pages, rows, positions, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
+                tasks[chunk // kv_heads], pages, rows, positions, trees, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
                 keys + kv_heads * slots * dim, dim, window, scale, cap, partial, stride, scratch,
             )  # fmt: skip
         elif stage == 1 and chunk < tokens:
@@ -121,10 +127,12 @@ def attend_pages(worker, sync, pages, tasks, rows, parts, positions, q, heads, d
 
 
 @inner
-def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, scale, cap, out, out_stride, scratch):
+def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, scale, cap, out, out_stride, scratch):
     """Partial results of one task for the `group` query heads from `q_head` on, which share a key head.
 
     q [T, q_stride], heads side by side. data: the flat pool; keys_at, values_at: where slot 0 of this layer and head begins.
+    trees[t]: the key where the tree of guesses begins that t belongs to (-1: none), and bits of the nodes on its path, itself
+    included; positions[t] is then that of the path.
     window 0: none; cap 0: none. out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
     """
     first, keys, count = task[FIRST_KEY], task[KEYS], task[ROW_COUNT]
@@ -160,7 +168,12 @@ def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_
         for g in range(group):
             at = (i * group + g) * RANGE
             place = (task[FIRST_PART] + i) * out_stride + (q_head + g) * (dim + 2) + dim
+            branching = first <= trees[t, 0] < first + RANGE
+            if branching:
+                _gather(scores, at + trees[t, 0] - first, trees[t, 1])
             _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, cap, out, place)
+            if branching:
+                _spread(scores, at + trees[t, 0] - first, trees[t, 1], at + stop * PAGE)
     for p in range(begin, stop):
         slot = pages[task[FIRST_PAGE] + p] * PAGE
         _add_values(data, values_at + slot * dim, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
@@ -168,6 +181,34 @@ def attend(task, pages, rows, positions, q, q_stride, q_head, group, data, keys_
         place = (task[FIRST_PART] + i // group) * out_stride + (q_head + i % group) * (dim + 2)
         for j in range(dim):
             out[place + j] = sums[i * padded + j]
+
+
+@inner
+def _gather(scores, at, path):
+    """Moves the scores of the nodes on a path together."""
+    node = count = 0
+    while path >> node:
+        if path >> node & 1:
+            scores[at + count] = scores[at + node]
+            count += 1
+        node += 1
+
+
+@inner
+def _spread(scores, at, path, end):
+    """Moves them back to their nodes, with 0 for all others up to `end`."""
+    nodes = count = 0
+    while path >> nodes:
+        count += path >> nodes & 1
+        nodes += 1
+    for i in range(at + nodes, end):
+        scores[i] = 0.0
+    for node in range(nodes - 1, -1, -1):
+        if path >> node & 1:
+            count -= 1
+            scores[at + node] = scores[at + count]
+        else:
+            scores[at + node] = 0.0
 
 
 @inner

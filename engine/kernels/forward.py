@@ -76,16 +76,21 @@ class Weights(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """ids, positions, slots [T]; chosen [N]: rows whose logits are wanted; the tables of attention.plan."""
+    """ids, positions, slots [T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
+
+    Then the tables of attention.plan, and trees: see attention.attend.
+    """
 
     ids: Any
     positions: Any
     slots: Any
     chosen: Any
+    sampled: int
     pages: Any
     tasks: Any
     rows: Any
     parts: Any
+    trees: Any
 
 
 class Work(NamedTuple):
@@ -109,8 +114,8 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
         borrowed(weights.frequencies), borrowed(weights.factors), borrowed(weights.embedding),
     )  # fmt: skip
     batch = Batch(
-        borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen),
-        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts),
+        borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
+        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees),
     )  # fmt: skip
     work = Work(
         borrowed(work.residual), borrowed(work.normed), borrowed(work.qkv), borrowed(work.attended),
@@ -164,7 +169,7 @@ def _chunks(stage, shape, weights, batch):
     if stage == 1 + STAGES * shape.layers:
         return chosen
     if stage > STAGES * shape.layers:
-        return (weights.matrices[MATRICES * shape.layers, BLOCKS] + HEAD_BLOCKS - 1) // HEAD_BLOCKS * _tiles(chosen)
+        return (weights.matrices[MATRICES * shape.layers, BLOCKS] + HEAD_BLOCKS - 1) // HEAD_BLOCKS * _tiles(batch.sampled)
     layer, part = (stage - 1) // STAGES, (stage - 1) % STAGES
     rest = chosen if layer == shape.layers - 1 else tokens  # rows that go on after attention
     if part == NORM or part == TURN:
@@ -318,8 +323,8 @@ def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, s
     keys = (layer * 2 * shape.kv_heads + head) * slots * dim
     values = keys + shape.kv_heads * slots * dim
     attend(
-        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, work.qkv, shape.qkv_stride, head * group, group, data, keys, values,
-        dim, weights.layers[layer, WINDOW], constants.scale, constants.attention_cap, work.partial, shape.heads * (dim + 2), scratch,
+        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
+        data, keys, values, dim, weights.layers[layer, WINDOW], constants.scale, constants.attention_cap, work.partial, shape.heads * (dim + 2), scratch,
     )  # fmt: skip
 
 
@@ -329,7 +334,7 @@ def _head(chunk, shape, constants, weights, batch, work, scratch):
     blocks = weights.matrices[matrix, BLOCKS]
     spans = (blocks + HEAD_BLOCKS - 1) // HEAD_BLOCKS
     begin, first = chunk % spans * HEAD_BLOCKS, chunk // spans * COLUMNS
-    columns = min(COLUMNS, batch.chosen.size - first)
+    columns = min(COLUMNS, batch.sampled - first)
     for index in range(begin, min(begin + HEAD_BLOCKS, blocks)):
         _columns(weights, matrix, index, first, work.normed, shape.hidden_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
         if constants.logit_cap > 0:

@@ -34,7 +34,7 @@ def speculator_for(setting: str, target: LoadedModel, pool: KVPool, digest: Call
     name, _, value = setting.partition(":")
     if name == "off":
         return None
-    return Speculator(_proposer(name, value, target, pool, digest, cache_dir), Pace(StepCosts()), branches=False)
+    return Speculator(_proposer(name, value, target, pool, digest, cache_dir), Pace(StepCosts()))
 
 
 def heads_file(kind: str, digest: str, cache_dir: Path | None = None) -> Path:

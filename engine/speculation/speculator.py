@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from agentkit.engine.attention import one_range
 from agentkit.engine.request import Request, State
 from agentkit.engine.speculation.constrain import constrain
 from agentkit.engine.speculation.features import extended
@@ -33,7 +34,7 @@ MAX_DRAFT = 16
 class Speculator:
     """proposer: who guesses.   pace: how far that pays, kept up to date here.   most: tokens of one draft, at most.
 
-    branches: whether the runner's attention takes trees; else only the first branch of each is used.
+    branches: False: only the first branch of each tree is used.
     """
 
     def __init__(self, proposer: Proposer, pace: Pace, most: int = MAX_DRAFT, *, branches: bool = True) -> None:
@@ -62,10 +63,11 @@ class Speculator:
         depth = self.pace.depth(self._kind(tree), min(limit, len(tree)), base)
         if not depth:
             return None
+        tree = tree.trimmed(depth)
         if request.matcher is not None:
-            tree = constrain(tree.trimmed(depth), request.matcher, request.tokens[len(request.prompt) :], most)
-        else:
-            tree = tree.trimmed(depth)
+            tree = constrain(tree, request.matcher, request.tokens[len(request.prompt) :], most)
+        if not tree.is_chain and not one_range(len(request.tokens), len(tree)):
+            tree = tree.trunk()
         return tree if tree.guesses else None
 
     def watch(self, request: Request, tree: TokenTree | None, known: int) -> tuple[int, Callable[[torch.Tensor], None] | None]:

@@ -85,7 +85,7 @@ class PackedDecoder(Decoder):
         plan = self._plan(attend)
         if plan is None:
             return super().forward(token_ids, positions, attend, logits_for)
-        return torch.from_numpy(self._run(plan, token_ids, positions, logits_for).logits)
+        return torch.from_numpy(self._run(plan, token_ids, positions, logits_for, None).logits)
 
     __call__ = forward
 
@@ -95,25 +95,27 @@ class PackedDecoder(Decoder):
         plan = self._plan(attend)
         if plan is None:
             return super().forward_with_states(token_ids, positions, attend, states_for, logits)
-        work = self._run(plan, token_ids, positions, states_for)
+        work = self._run(plan, token_ids, positions, states_for, logits)
         states = work.normed.reshape(-1, self._shape.hidden_stride)[: states_for.shape[0], : self._shape.hidden]  # as the last norm left them
-        return torch.from_numpy(work.logits[:logits]), torch.from_numpy(states)
+        return torch.from_numpy(work.logits), torch.from_numpy(states)
 
     def _plan(self, attend: Attend) -> Plan | None:
         return attend.plan(self.config.num_heads // self.config.num_kv_heads) if isinstance(attend, BatchAttention) else None
 
-    def _run(self, plan: Plan, token_ids: torch.Tensor, positions: torch.Tensor, logits_for: RowSelection) -> f.Work:
+    def _run(self, plan: Plan, token_ids: torch.Tensor, positions: torch.Tensor, rows: RowSelection, logits: int | None) -> f.Work:
+        """logits: of so many of the rows; None: of all."""
         ids = token_ids.numpy()
         chosen = np.arange(ids.size)
-        if logits_for is not None:
-            chosen = chosen[logits_for if isinstance(logits_for, slice) else logits_for.numpy()]
-        batch = f.Batch(ids, positions.numpy(), plan.slots, chosen, plan.pages, plan.tasks, plan.rows, plan.parts)
-        work = self._work(ids.size, chosen.size, plan.partials)
+        if rows is not None:
+            chosen = chosen[rows if isinstance(rows, slice) else rows.numpy()]
+        sampled = int(chosen.size) if logits is None else logits
+        batch = f.Batch(ids, positions.numpy(), plan.slots, chosen, sampled, plan.pages, plan.tasks, plan.rows, plan.parts, plan.trees)
+        work = self._work(ids.size, sampled, plan.partials)
         scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
         return work
 
-    def _work(self, tokens: int, chosen: int, partials: int) -> f.Work:
+    def _work(self, tokens: int, sampled: int, partials: int) -> f.Work:
         s = self._shape
 
         def zeros(*shape: int) -> Array:
@@ -127,7 +129,7 @@ class PackedDecoder(Decoder):
             inner=zeros(tokens, s.inner_stride),
             partial=zeros(partials, s.heads * (s.head_dim + 2)),
             turns=zeros(s.ropes, tokens, s.head_dim),
-            logits=np.empty((chosen, s.vocabulary), np.float32),
+            logits=np.empty((sampled, s.vocabulary), np.float32),
         )
 
 

@@ -57,7 +57,7 @@ class Noisy:
         self.released += 1
 
 
-def bench(proposer: Proposer | None = None, *, branches: bool = False, **options: Any) -> Bench:
+def bench(proposer: Proposer | None = None, *, branches: bool = True, **options: Any) -> Bench:
     speculator = Speculator(proposer, Eager(StepCosts()), most=7, branches=branches) if proposer is not None else None
     return Bench(TinyDecoder(3), speculator=speculator, **options)
 
