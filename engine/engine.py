@@ -46,7 +46,7 @@ from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
     from agentkit.engine.models.chat_template import ChatTemplate
-    from agentkit.engine.models.decoder import Decoder
+    from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.tokenizer import Tokenizer
     from agentkit.engine.speculation.speculator import Speculator
 
@@ -284,7 +284,7 @@ class Engine:
         return self._loaded.tokenizer
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> LanguageModel:
         """The model itself, in the engine's weights."""
         return self._loaded.model
 

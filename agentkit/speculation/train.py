@@ -65,11 +65,14 @@ def train(
         InvalidOption: kind is neither.
         EngineError: too few texts.
     """
+    from agentkit.engine.models.decoder import Decoder
     from agentkit.engine.speculation.choose import heads_file
     from agentkit.engine.speculation.training import Plan, train_heads
 
     if kind not in ("medusa", "eagle"):
         raise InvalidOption(f"heads of the kind {kind!r} cannot be trained; choose 'medusa' or 'eagle'")
+    if not isinstance(engine.decoder, Decoder):
+        raise InvalidOption(f"heads need the native decoder, and {engine.model_name!r} runs through transformers")
     start = time.perf_counter()
     digest = engine.heads_digest()
     folder = heads_file(kind, digest, None if engine.config.cache_dir is None else Path(engine.config.cache_dir)).parent
