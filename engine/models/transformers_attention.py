@@ -2,7 +2,7 @@
 
 Job: registers two attention implementations with transformers' AttentionInterface; both hand a layer's queries, keys and values
 to the handler that `handled_by` sets for the thread. RUN is for work: transformers builds no mask for it. PROBE is for looking: its
-masks are filled with the window that they stand for, and a pattern that is neither causal nor a window is refused.
+masks are filled with the window that they stand for, or say that it is another pattern.
 Knows nothing of caches, and of models only where one does not follow the interface (Falcon).
 """
 
@@ -16,21 +16,23 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.falcon import modeling_falcon as falcon
 
 from agentkit.errors import EngineError
 
-__all__ = ["PROBE", "RUN", "Handler", "follows_interface", "handled_by", "prepare", "use"]
+__all__ = ["OTHER", "PROBE", "RUN", "Handler", "follows_interface", "handled_by", "prepare", "use"]
 
 RUN, PROBE = "agentkit", "agentkit_probe"
+OTHER = -1  # in place of a window: a pattern that is neither causal nor a window
 _TEST_LENGTH = 48  # positions at which a mask without a window is looked at
 
 
 class Handler(Protocol):
     """q [1, H, T, D], k [1, KV, T, D], v [1, KV, T, Dv] of one layer -> [1, T, H, Dv].
 
-    mask: None, or under PROBE a tensor filled with the window (0: none). settings: what the model passes (scaling, softcap, s_aux ...).
+    mask: None, or under PROBE an int64 tensor filled with the window (0: none, OTHER: not causal).
+    settings: what the model passes (scaling, softcap, s_aux ...).
     """
 
     def __call__(
@@ -74,25 +76,21 @@ def _attention(
     return _HANDLER.get()(module, query, key, value, attention_mask, settings), None
 
 
-def _probe_mask(
-    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], config: PretrainedConfig, **options: Any
-) -> torch.Tensor:
-    """A mask [1, 1, Q, KV] filled with its window. Raises EngineError for patterns that attention over pages does not have."""
+def _probe_mask(batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
+    """A mask [1, 1, Q, KV] filled with its window, or with OTHER: a model may make masks that none of its layers uses."""
     window = options.get("local_size")
     length = 2 * window + 2 if window else _TEST_LENGTH
     columns = torch.arange(length, device=options.get("device"))
     zero = torch.zeros((), dtype=torch.long, device=columns.device)
+    meaning = window or 0
     for row in {length - 1, length // 2, length // 2 - 1, 1}:
         allowed = mask_function(zero, zero, columns.new_tensor(row), columns)
         expected = columns <= row
         if window:
             expected &= columns > row - window
         if not torch.equal(allowed.expand_as(expected), expected):
-            raise EngineError(
-                f"the architecture {config.model_type!r} attends in a pattern that is neither causal nor a sliding window; "
-                "only decoder-only models with one of these two can run here"
-            )
-    return torch.full((1, 1, q_length, kv_length), window or 0, dtype=torch.long, device=columns.device)
+            meaning = OTHER
+    return torch.full((1, 1, q_length, kv_length), meaning, dtype=torch.long, device=columns.device)
 
 
 def _falcon_attention(

@@ -95,7 +95,7 @@ class TransformersDecoder:
             values = torch.nn.functional.pad(values, (0, layer.head_dim - layer.value_dim))
         sinks = {"sinks": settings["s_aux"]} if layer.sinks else {}
         out = attend(index, queries.contiguous(), keys, values, window=layer.window, scale=layer.scale, softcap=layer.softcap, **sinks)
-        return out[None, ..., : layer.value_dim]
+        return out[None, ..., : layer.value_dim].contiguous()
 
 
 def load_transformers(folder: Path, dtype: torch.dtype, device: torch.device, max_context: int | None, progress: Progress) -> TransformersDecoder:
@@ -110,10 +110,13 @@ def load_transformers(folder: Path, dtype: torch.dtype, device: torch.device, ma
     attention.prepare(model)
     if long:
         _take_long_factors(model)
-    with torch.inference_mode():
-        layers = probe(model)
-        decoder = TransformersDecoder(model, _shape(folder, config, max_position, [layer for _, layer in layers]), layers)
-        check_against_own_attention(decoder)
+    try:
+        with torch.inference_mode():
+            layers = probe(model)
+            decoder = TransformersDecoder(model, _shape(folder, config, max_position, [layer for _, layer in layers]), layers)
+            check_against_own_attention(decoder)
+    except _PROBLEMS as error:
+        raise EngineError(f"the architecture {config.model_type!r} fails on a test text, so it cannot run here: {type(error).__name__}: {error}") from error
     return decoder
 
 

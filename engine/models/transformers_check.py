@@ -56,10 +56,15 @@ def probe(model: PreTrainedModel) -> list[tuple[torch.nn.Module, Layer]]:
         if mask is None or mask.dtype != torch.long or any(module is seen for seen, _ in found):
             raise EngineError(f"{type(model).__name__} attends in a way that cannot be taken over ({type(module).__name__}); it cannot run here")
         window, size = int(mask.flatten()[0]), q.shape[-1]
+        if window == attention.OTHER:
+            raise EngineError(
+                f"the architecture {model.config.model_type!r} attends in a pattern that is neither causal nor a sliding window; "
+                "only decoder-only models with one of these two can run here"
+            )
         scale, softcap = settings.get("scaling"), settings.get("softcap")
         layer = Layer(q.shape[1], k.shape[1], size, v.shape[-1], window or None, scale or size**-0.5, softcap, settings.get("s_aux") is not None)
         found.append((module, layer))
-        return v.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(1, 2)
+        return v.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(1, 2).contiguous()
 
     attention.use(model, attention.PROBE)
     ids = _ids(model.config.get_text_config(decoder=True).vocab_size, model.device)[0, :_CHUNK]

@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"n_inner": 96}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": 16}),
     "qwen3-moe": ("Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}),
+    "qwen2-moe": ("Qwen2MoeConfig", {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}),
     "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.5}),
     "cohere2": ("Cohere2Config", {"sliding_window": 16, "head_dim": 16, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "deepseek-v3": ("DeepseekV3Config", {**MLA, **EXPERTS}),
@@ -171,6 +172,11 @@ def test_says_that_transformers_runs_it_and_the_native_decoder_where_there_is_on
     said.clear()
     assert isinstance(load_model(tmp_path / "llama", device="cpu", progress=lambda stage, done, total: said.append(stage)).model, Decoder)
     assert not said
+
+
+def test_models_that_read_the_output_of_attention_as_one_block(tmp_path: Path) -> None:
+    save(tmp_path, "JetMoeConfig", {"kv_channels": 16, "num_local_experts": 4})  # takes a view of it, which other strides would not allow
+    assert load_model(tmp_path, device="cpu").config.num_layers == 2
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
