@@ -1,8 +1,9 @@
 # Everything a person runs. Only Python >= 3.11 and make are needed first; docs/development.md explains the variables:
-#   VENV=.venv  PYTHON=python3.12  TORCH=torch==2.13.0  TORCH_INDEX=URL|default  ARGS="more arguments for pytest or the demo"
+#   VENV=.venv  PYTHON=python3.12  TORCH=torch==2.13.0  TORCH_INDEX=URL|default  ARGS="more arguments for pytest or the demo"  JOBS=2 (processes of tests)
 .DEFAULT_GOAL := help
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 2
 RUN := $(abspath $(VENV))/bin/python
 export VENV PYTHON TORCH TORCH_INDEX
 
@@ -16,7 +17,7 @@ demo: setup  ## set everything up and show tool calls on a real model
 
 test: setup-dev  ## set everything up and run the tests
 	@$(RUN) -m agentkit.cli warmup
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint types test  ## all that CI checks
 
