@@ -76,11 +76,14 @@ def _attention(
     return _HANDLER.get()(module, query, key, value, attention_mask, settings), None
 
 
-def _probe_mask(batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
-    """A mask [1, 1, Q, KV] filled with its window, or with OTHER: a model may make masks that none of its layers uses."""
+def _probe_mask(*, mask_function: Callable[..., torch.Tensor], device: torch.device | str = "cpu", **options: Any) -> torch.Tensor:
+    """A mask [1, 1, 1, 1] filled with its window, or with OTHER: a model may make masks that none of its layers uses.
+
+    device: of what mask_function may close over; older versions of transformers do not pass it, and have nothing there.
+    """
     window = options.get("local_size")
     length = 2 * window + 2 if window else _TEST_LENGTH
-    columns = torch.arange(length, device=options.get("device"))
+    columns = torch.arange(length, device=device)
     zero = torch.zeros((), dtype=torch.long, device=columns.device)
     meaning = window or 0
     for row in {length - 1, length // 2, length // 2 - 1, 1}:
@@ -90,7 +93,7 @@ def _probe_mask(batch_size: int, q_length: int, kv_length: int, mask_function: C
             expected &= columns > row - window
         if not torch.equal(allowed.expand_as(expected), expected):
             meaning = OTHER
-    return torch.full((1, 1, q_length, kv_length), meaning, dtype=torch.long, device=columns.device)
+    return torch.full((1, 1, 1, 1), meaning, dtype=torch.long, device=columns.device)
 
 
 def _falcon_attention(
@@ -112,7 +115,8 @@ def _falcon_attention(
     q, k, v = (part.transpose(1, 2) for part in parts)  # [1, H, T, D]
     rotate: Any = falcon.apply_rotary_pos_emb
     q, k = rotate(q, k, *options["position_embeddings"])
-    out, _ = _attention(self, q, k, v, attention_mask, scaling=self.inv_norm_factor)
+    causal = torch.zeros(1, 1, 1, 1, dtype=torch.long)  # always; older versions of transformers make this mask by other means than the interface
+    out, _ = _attention(self, q, k, v, causal, scaling=self.inv_norm_factor)
     return self.dense(out.flatten(2)), None
 
 

@@ -146,7 +146,7 @@ def _model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     if other:
         raise EngineError(f"{name} has layers of the type {', '.join(map(repr, other))}; only full and sliding attention can be kept in pages")
     if not attention.follows_interface(model_class) or getattr(config, "alibi", False):
-        raise EngineError(f"{name} computes its attention scores itself (ALiBi or other biases), so paged attention cannot take its place")
+        raise EngineError(f"{name} computes its attention itself (ALiBi, other biases or states), so paged attention cannot take its place")
     if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
         raise EngineError(f"{name} of transformers {transformers.__version__} cannot give the logits of chosen rows; update transformers")
     return model_class

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from agentkit.engine.models import transformers_attention as attention
@@ -54,7 +55,10 @@ def probe(model: PreTrainedModel) -> list[tuple[torch.nn.Module, Layer]]:
         module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, settings: Mapping[str, Any]
     ) -> torch.Tensor:
         if mask is None or mask.dtype != torch.long or any(module is seen for seen, _ in found):
-            raise EngineError(f"{type(model).__name__} attends in a way that cannot be taken over ({type(module).__name__}); it cannot run here")
+            raise EngineError(
+                f"{type(model).__name__} attends in a way that cannot be taken over ({type(module).__name__}): without a mask, or with one of "
+                f"its own making; it cannot run here with transformers {transformers.__version__}"
+            )
         window, size = int(mask.flatten()[0]), q.shape[-1]
         if window == attention.OTHER:
             raise EngineError(

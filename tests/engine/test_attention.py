@@ -9,7 +9,9 @@ from agentkit.engine.attention import BatchAttention, attend_explicit
 from agentkit.engine.kernels.layout import PAGE
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, window: int | None, softcap: float | None) -> torch.Tensor:
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Row by row in float64, from all keys so far."""
     group = q.shape[1] // k.shape[1]
     rows = []
@@ -19,6 +21,8 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, wi
         keys, values = (x[first:end].double().repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("hd,shd->hs", q[t].double(), keys) * 0.3
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        if sinks is not None:  # a key whose value is zero
+            scores, values = torch.cat((sinks.double().unsqueeze(1), scores), 1), torch.cat((torch.zeros_like(values[:1]), values))
         rows.append(torch.einsum("hs,shd->hd", scores.softmax(-1), values))
     return torch.stack(rows)
 
@@ -64,3 +68,17 @@ def test_batches_over_pages_equal_the_reference(pages: list[int], window: int | 
             wanted = torch.cat([reference(n[0], d[1], d[2], a, window, softcap) for n, d, a in zip(new, data, at, strict=True)])
             assert (out.double() - wanted).abs().max() < 1e-5
         at = [a + c for a, c in zip(at, counts, strict=True)]
+
+
+@pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_sinks_take_part_in_the_softmax(pages: list[int], window: int | None) -> None:
+    h, kv, dim = 6, 2, 16
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(110, n, dim, generator=generator) for n in (h, kv, kv))
+    sinks = torch.randn(h, generator=generator) * 3
+    pool, sequence = Pool(10, kv, dim), Sequence(pages)
+    for first, last in ((0, 70), (70, 71), (71, 110)):
+        attend = BatchAttention(pool, [(sequence, first, last - first)])
+        out = attend(1, q[first:last], k[first:last], v[first:last], window=window, scale=0.3, sinks=sinks)
+        assert torch.allclose(out, reference(q[first:last], k, v, first, window, None, sinks).float(), atol=1e-5)

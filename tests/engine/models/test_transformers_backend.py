@@ -180,8 +180,8 @@ def test_models_that_read_the_output_of_attention_as_one_block(tmp_path: Path) -
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "alibi": ("BloomConfig", {"n_head": 4, "n_layer": 2}, r"'bloom' computes its attention scores itself \(ALiBi"),
-    "alibi-falcon": ("FalconConfig", {"alibi": True}, r"'falcon' computes its attention scores itself \(ALiBi"),
+    "alibi": ("BloomConfig", {"n_head": 4, "n_layer": 2}, r"'bloom' computes its attention itself \(ALiBi"),
+    "alibi-falcon": ("FalconConfig", {"alibi": True}, r"'falcon' computes its attention itself \(ALiBi"),
     "state": ("MambaConfig", {}, "'mamba' has layers of the type 'linear_attention'"),
     "chunks": ("Llama4TextConfig", {"attention_chunk_size": 16, "num_local_experts": 2, "head_dim": 16}, "of the type 'chunked_attention'"),
     "encoder": ("BertConfig", {}, "'bert' attends in a pattern that is neither causal nor a sliding window"),
