@@ -1,4 +1,4 @@
-"""The command `agentkit`: look after downloaded models, compile kernels ahead of time, print versions.
+"""The command `agentkit`: look after downloaded models, compile kernels ahead of time, train and measure speculation, print versions.
 
 Thin: parses arguments, calls the engine's model store, prints. Knows nothing of how models are fetched or stored. Errors of
 agentkit are printed as one line, exit status 1; anything else is a bug and shows its traceback.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,9 @@ app = typer.Typer(
 )
 models = typer.Typer(no_args_is_help=True, help="List, fetch and remove models.")
 app.add_typer(models, name="models")
+
+bench = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+app.add_typer(bench, name="bench")
 
 ModelName = Annotated[str, typer.Argument(metavar="NAME", help="A short name (smollm2-135m), or org/name on the model hub.")]
 
@@ -100,6 +104,36 @@ def remove_model(name: ModelName) -> None:
 
     store.remove(name)
     typer.echo(f"removed {name}")
+
+
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON lines: questions, or objects with messages and tools.")]
+
+
+@app.command()
+def train(
+    kind: Annotated[str, typer.Argument(metavar="medusa|eagle")],
+    model: ModelName = "smollm2-135m",
+    prompts: Prompts = None,
+    texts: Annotated[int, typer.Option(help="Texts to train on, at most.", min=10)] = 300,
+    minutes: Annotated[float, typer.Option(help="Time for everything.", min=0.5)] = 25.0,
+) -> None:
+    """Train heads that guess a model's next tokens, from texts that it writes itself. Goes on where it was interrupted."""
+    from agentkit.speculation.commands import train_heads
+
+    train_heads(kind, model, prompts, texts, minutes)
+
+
+@bench.command("speculation")
+def bench_speculation(
+    model: ModelName = "smollm2-135m",
+    prompts: Prompts = None,
+    count: Annotated[int, typer.Option(help="Prompts to measure, at most.", min=1)] = 12,
+    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A smaller model of the same family to try as well.")] = None,
+) -> None:
+    """Which speculation pays for this model, these prompts and this machine."""
+    from agentkit.speculation.commands import bench_settings
+
+    bench_settings(model, prompts, count, draft)
 
 
 def main() -> None:

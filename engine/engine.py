@@ -232,14 +232,14 @@ class Engine:
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 
     def speculate(self, setting: str | Speculator | None) -> None:
-        """Drafts tokens by another `speculation` setting (see EngineConfig) from now on, for requests that run, too; outputs do not change.
+        """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
+        speculator = self.speculator(setting) if isinstance(setting, str) else setting
+        self._loop.call(partial(self._scheduler.speculate, speculator)).result()
 
-        Raises ValueError, EngineError and ModelNotFound as the constructor does.
-        """
-        if isinstance(setting, str):
-            check_speculation(setting)
-            setting = self._speculator_for(setting)
-        self._loop.call(partial(self._scheduler.speculate, setting)).result()
+    def speculator(self, setting: str) -> Speculator | None:
+        """What a `speculation` setting (see EngineConfig) stands for; None for "off". Raises ValueError, EngineError, ModelNotFound as the constructor does."""
+        check_speculation(setting)
+        return self._speculator_for(setting)
 
     # -- prefixes and figures -----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from agentkit.speculation.prompts import Prompt, made_up
 if TYPE_CHECKING:
     import torch
 
-    from agentkit.engine import Engine
+    from agentkit.engine import Engine, Generation
     from agentkit.engine.models.progress import Progress
     from agentkit.engine.speculation.training import Plan, Text
 
@@ -152,7 +152,7 @@ def _write(engine: Engine, task: Task) -> None:
     ask(engine, prompt, max_tokens=MAX_TOKENS, temperature=temperature, seed=seed)
 
 
-def ask(engine: Engine, prompt: Prompt, **options: Any) -> Any:
+def ask(engine: Engine, prompt: Prompt, **options: Any) -> Generation:
     """One generation as an agent would ask for it: with tools, a call in the model's own format under its grammar."""
     from agentkit.grammars import Grammar
     from agentkit.local_model import LocalModel
