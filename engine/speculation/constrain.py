@@ -34,7 +34,7 @@ def constrain(tree: TokenTree, matcher: Matcher, output: list[int], limit: int) 
                 matcher.rollback(1)
                 continue
             run = matcher.forced_tokens([*text, token])[: limit - len(out) - 1]
-            node, guess = out.add(new, token), child
+            node, guess = out.add(new, token, chance=tree.chances[child]), child
             for forced in run:
                 matcher.accept(forced)
                 node = out.add(node, forced, forced=True)

@@ -55,12 +55,13 @@ class Speculator:
             return None
         start = time.perf_counter()
         tree = self.proposer.propose(request, limit)
-        self.pace.proposed(limit, time.perf_counter() - start)
+        self.pace.asking.record(limit, time.perf_counter() - start)
         if not self.branches:
             tree = tree.trunk()
         if not len(tree):
             return None
-        depth = self.pace.depth(self._kind(tree), min(limit, len(tree)), base)
+        chances = tree.chances if tree.chances[0] else ()
+        depth = self.pace.depth(self._kind(tree), min(limit, len(tree)), base, chances)
         if not depth:
             return None
         tree = tree.trimmed(depth)
@@ -106,7 +107,10 @@ class Speculator:
         request.drafted += tree.guesses
         request.accepted += sampled
         deepest = max(sum(not tree.forced[n] for n in tree.path(leaf)) for leaf in range(len(tree)))
-        self.pace.learn(self._kind(tree), sampled, deepest)
+        if any(tree.chances):
+            self.pace.calibrate(self._kind(tree), sampled, sum(tree.chances))
+        else:
+            self.pace.learn(self._kind(tree), sampled, deepest)
         if self.proposer.wants_choices:
             self.proposer.observe(request, tree, np.argmax(rows, axis=1).tolist())
         return kept

@@ -21,15 +21,18 @@ LEAST = 0.02  # probability of a branch below which it is not worth a place in t
 WIDTH = 3  # guesses tried at each place
 
 
-def _kind(probability: float) -> int:
-    """Ten kinds of guesses by how sure the head is of the first one."""
-    return min(9, int(probability * 10))
-
-
 def _usable(request: Draftable) -> Features | None:
     """States of tokens that another known one follows."""
     features = None if request.features is None else request.features.until(len(request.tokens) - 1)
     return features if features is not None and features.states.shape[0] else None
+
+
+def by_chance(tree: TokenTree) -> TokenTree:
+    """The same tree with the likelier nodes first, so that its first nodes are the best small tree."""
+    ordered, places = TokenTree(tree.confidence), {ROOT: ROOT}
+    for i in sorted(range(len(tree)), key=lambda i: (-tree.chances[i], i)):  # a path is never likelier than its beginning
+        places[i] = ordered.add(places[tree.parents[i]], tree.tokens[i], chance=tree.chances[i])
+    return ordered
 
 
 class MedusaProposer:
@@ -54,7 +57,7 @@ class MedusaProposer:
             top = logits.softmax(-1).topk(WIDTH)
             ids = self._heads.ids[top.indices].tolist()
         chances = top.values.tolist()
-        tree = TokenTree(_kind(chances[0][0]))
+        tree = TokenTree()
         front = [(1.0, ROOT, 0)]  # probability, node, place of the next guess
         while front and len(tree) < limit:
             chance, node, place = front.pop(0)
@@ -62,9 +65,9 @@ class MedusaProposer:
                 continue
             for token, p in zip(ids[place], chances[place], strict=True):
                 if chance * p >= LEAST and len(tree) < limit:
-                    front.append((chance * p, tree.add(node, token), place + 1))
+                    front.append((chance * p, tree.add(node, token, chance=chance * p), place + 1))
             front.sort(key=lambda entry: -entry[0])
-        return tree
+        return by_chance(tree)
 
     def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
         """Learns nothing."""
@@ -117,15 +120,16 @@ class EagleProposer:
 
     def _draft(self, following: torch.Tensor, past: Past, limit: int) -> TokenTree:
         ids, chances = self._guesses(following)
-        tree, others = TokenTree(_kind(chances[0])), [t for t, p in zip(ids[1:], chances[1:], strict=True) if p >= LEAST]
-        node, chance = tree.add(ROOT, ids[0]), chances[0]
+        tree, others = TokenTree(), [(t, p) for t, p in zip(ids[1:], chances[1:], strict=True) if p >= LEAST]
+        node, chance = tree.add(ROOT, ids[0], chance=chances[0]), chances[0]
         while len(tree) < limit and chance >= LEAST:
             following, past = self._step(following, ids[:1], past)
             ids, chances = self._guesses(following)
-            node, chance = tree.add(node, ids[0]), chance * chances[0]
-        for token in others[: limit - len(tree)]:
-            tree.add(ROOT, token)
-        return tree
+            chance *= chances[0]
+            node = tree.add(node, ids[0], chance=chance)
+        for token, p in others[: limit - len(tree)]:
+            tree.add(ROOT, token, chance=p)
+        return by_chance(tree)
 
     def _guesses(self, state: torch.Tensor) -> tuple[list[int], list[float]]:
         top = self._head.logits(state[0]).softmax(-1).topk(WIDTH)

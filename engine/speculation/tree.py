@@ -18,6 +18,7 @@ class TokenTree:
     """Grows by `add`. tokens[i] is the token of node i, parents[i] < i the node before it (ROOT: it follows what is known).
 
     forced[i]: a grammar leaves no other choice after its parent, so that it is no guess.
+    chances[i]: the proposer's own estimate that all of the path to node i comes true; 0 where it has none.
     confidence: which kind of guess this is, for whoever keeps books on how often kinds come true (see pace.py).
     """
 
@@ -26,6 +27,7 @@ class TokenTree:
         self.parents: list[int] = []
         self.depths: list[int] = []  # 1 for a child of the root
         self.forced: list[bool] = []
+        self.chances: list[float] = []
         self.confidence = confidence
         self._children: dict[tuple[int, int], int] = {}
 
@@ -39,7 +41,7 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, *, forced: bool = False) -> int:
+    def add(self, parent: int, token: int, *, forced: bool = False, chance: float = 0.0) -> int:
         """The child of `parent` with this token: the one that is there, or a new node."""
         node = self._children.get((parent, token))
         if node is None:
@@ -48,6 +50,7 @@ class TokenTree:
             self.parents.append(parent)
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
             self.forced.append(forced)
+            self.chances.append(chance)
         return node
 
     def extend(self, parent: int, tokens: Iterable[int]) -> int:
@@ -87,8 +90,8 @@ class TokenTree:
         if size >= len(self):
             return self
         tree = TokenTree(self.confidence)
-        for token, parent, forced in zip(self.tokens[:size], self.parents[:size], self.forced, strict=False):
-            tree.add(parent, token, forced=forced)
+        for token, parent, forced, chance in zip(self.tokens[:size], self.parents, self.forced, self.chances, strict=False):
+            tree.add(parent, token, forced=forced, chance=chance)
         return tree
 
     def trunk(self) -> TokenTree:
@@ -96,7 +99,7 @@ class TokenTree:
         tree, node = TokenTree(self.confidence), ROOT
         for i, parent in enumerate(self.parents):
             if parent == node:
-                tree.add(len(tree) - 1, self.tokens[i], forced=self.forced[i])
+                tree.add(len(tree) - 1, self.tokens[i], forced=self.forced[i], chance=self.chances[i])
                 node = i
         return tree
 

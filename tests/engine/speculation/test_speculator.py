@@ -25,7 +25,7 @@ class Eager(Pace):
     def reach(self, most: int, base: int = 1) -> int:
         return most
 
-    def depth(self, kind: Any, most: int, base: int = 1) -> int:
+    def depth(self, kind: Any, most: int, base: int = 1, chances: Sequence[float] = ()) -> int:
         return most
 
 
