@@ -22,7 +22,7 @@ from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_STORED = (torch.float32, torch.bfloat16)
+_STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloat16: torch.uint16}  # as the kernels see them
 
 
 class PagedSequence(Protocol):
@@ -188,8 +188,7 @@ def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], t
             own = slice(at - tree.paths.size, at)
             positions[own] = tree.start - 1 + tree.depths
             lines[own, 0], lines[own, 1] = tree.start, tree.paths
-    values = data if data.dtype == torch.float32 else data.view(torch.uint16)
-    return Plan(values.view(-1).numpy(), data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials)
+    return Plan(data.view(_STORED[data.dtype]).view(-1).numpy(), data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials)
 
 
 def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:

@@ -27,7 +27,7 @@ from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
-from agentkit.engine.memory import kv_bytes
+from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.pins import Pin, PrefixCache
@@ -377,7 +377,8 @@ def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None]
 def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:
     """The engine's inner parts around a loaded model."""
     model, c = loaded.model, loaded.config
-    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, model.dtype, model.device)
+    dtype = kv_type(config.kv, model.dtype, blocks=isinstance(model, PackedDecoder))
+    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, dtype, model.device)
     enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
     pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
     runner = TorchRunner(model, pool, model.device, config.threads)

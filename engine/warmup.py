@@ -38,12 +38,12 @@ def compile_kernels() -> None:
         return
     plain = _decoder()
     model = PackedDecoder(plain, lambda layer, name: _part(plain, layer, name))
-    pool: Any = SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, _DIM))
+    half, full = (SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, _DIM, dtype=kv)) for kv in (torch.float16, torch.float32))
     sequence: Any = SimpleNamespace(pages=[1, 0])
     with torch.inference_mode():
-        ids, first = torch.arange(3), BatchAttention(pool, [(sequence, 0, 3)])
-        model.forward(ids, ids, first)
-        BatchAttention(pool, [(sequence, 3, 1)])(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), scale=1.0)
+        ids = torch.arange(3)
+        model.forward(ids, ids, BatchAttention(half, [(sequence, 0, 3)]))
+        BatchAttention(full, [(sequence, 3, 1)])(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), scale=1.0)
         model.head(torch.zeros(1, _HIDDEN))
 
 

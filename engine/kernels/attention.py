@@ -267,19 +267,3 @@ def merge(parts, token, partial, stride, heads, dim, out, out_at):
                     out[out_at + head * dim + j] += weight * partial[place + j]
         for j in range(dim):
             out[out_at + head * dim + j] /= total
-
-
-@inner
-def store(data, at, row, row_at, dim):
-    """Writes `dim` float32 numbers to the pool: as they are, or as bfloat16 rounded to nearest even."""
-    if data.itemsize == 4:
-        for j in range(dim):
-            data[at + j] = row[row_at + j]
-        return
-    bits = row.view(np.uint32)
-    for j in range(dim):
-        b = bits[row_at + j]
-        if b & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
-            data[at + j] = np.uint16(0x7FC0)
-        else:
-            data[at + j] = np.uint16((b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from agentkit.engine.kernels.attention import attend, merge, store
+from agentkit.engine.kernels.attention import attend, merge
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
 from agentkit.engine.kernels.rows import add_norm, gate, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all
+from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, narrow_row
 
 COLUMNS = 96  # tokens that share a dequantised panel
 HEAD_BLOCKS = 8  # of the head in one chunk: there are many
@@ -314,7 +314,8 @@ def _turn(token, layer, shape, constants, weights, batch, work, data, slots):
     for part in range(2):
         for head in range(shape.kv_heads):
             row = at + (shape.heads + part * shape.kv_heads + head) * dim
-            store(data, (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * dim, work.qkv, row, dim)
+            place = (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * dim
+            narrow_row(work.qkv, row, dim // LANES, data, place)
 
 
 @inner

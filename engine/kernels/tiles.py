@@ -38,6 +38,7 @@ class _Emit:
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.b = builder
+        self.stored = [getattr(t, "dtype", t) for t in signature.args]  # of arrays the type of a number
         self.args = [
             context.make_array(t)(context, builder, a).data if isinstance(t, types.Array) else a for t, a in zip(signature.args, arguments, strict=True)
         ]
@@ -220,12 +221,30 @@ dot4, dot8 = _dot(_four_bits), _dot(_eight_bits)
 """dot(codes, at, scales, at, groups, x, at, acc): acc[0:32] += block @ x[0:groups*32]."""
 
 
-def _widened(e: _Emit, pointer: Any) -> Any:
-    """Eight stored numbers as floats: float32 itself, or bfloat16 as uint16."""
-    if pointer.type.pointee == _F32:
+_V16, _VH = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.HalfType(), LANES)
+HALF = types.int16
+"""Numbers are stored as float32, as half precision seen as int16, or as bfloat16 seen as uint16."""
+
+
+def _widened(e: _Emit, pointer: Any, stored: Any) -> Any:
+    """Eight stored numbers as floats."""
+    if stored == types.float32:
         return e.load(pointer)
-    bits = e.b.zext(e.load(pointer, ir.VectorType(ir.IntType(16), LANES)), _VI)
-    return e.b.bitcast(e.b.shl(bits, e.integer(16)), _VF)
+    if stored == HALF:
+        return e.b.fpext(e.load(pointer, _VH), _VF)
+    return e.b.bitcast(e.b.shl(e.b.zext(e.load(pointer, _V16), _VI), e.integer(16)), _VF)
+
+
+def _narrowed(e: _Emit, value: Any, stored: Any) -> Any:
+    """Eight floats as they are stored, rounded to nearest even."""
+    if stored == types.float32:
+        return value
+    if stored == HALF:
+        return e.b.fptrunc(value, _VH)
+    bits = e.b.bitcast(value, _VI)
+    odd = e.b.and_(e.b.lshr(bits, e.integer(16)), e.integer(1))
+    rounded = e.b.lshr(e.b.add(bits, e.b.add(odd, e.integer(0x7FFF))), e.integer(16))
+    return e.b.trunc(e.b.select(e.b.fcmp_unordered("uno", value, value), e.integer(0x7FC0), rounded), _V16)
 
 
 def _shuffle(e: _Emit, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -236,7 +255,7 @@ def transpose(e: _Emit) -> None:
     source, at, stride, octets, out = e.args
     with e.loop(WIDTH // LANES) as rows, e.loop(octets) as columns:
         corner = e.at(source, at, e.b.mul(e.times(rows, LANES), stride), e.times(columns, LANES))
-        v = [_widened(e, e.at(corner, e.times(stride, i))) for i in range(LANES)]
+        v = [_widened(e, e.at(corner, e.times(stride, i)), e.stored[0]) for i in range(LANES)]
         v = [_shuffle(e, v[i & 6], v[i | 1], [2, 10, 3, 11, 6, 14, 7, 15] if i & 1 else [0, 8, 1, 9, 4, 12, 5, 13]) for i in range(LANES)]
         pairs = [i & 4 | i >> 1 & 1 for i in range(LANES)]
         v = [_shuffle(e, v[p], v[p | 2], [2, 3, 10, 11, 6, 7, 14, 15] if i & 1 else [0, 1, 8, 9, 4, 5, 12, 13]) for i, p in enumerate(pairs)]
@@ -252,11 +271,21 @@ transpose_page = _emitted(5, types.void, transpose)
 def widen(e: _Emit) -> None:
     source, at, octets, out, out_at = e.args
     with e.loop(octets) as i:
-        e.store(_widened(e, e.at(source, at, e.times(i, LANES))), e.at(out, out_at, e.times(i, LANES)))
+        e.store(_widened(e, e.at(source, at, e.times(i, LANES)), e.stored[0]), e.at(out, out_at, e.times(i, LANES)))
 
 
 widen_row = _emitted(5, types.void, widen)
 """widen_row(source, at, octets, out, at): 8*octets stored numbers as float32."""
+
+
+def narrow(e: _Emit) -> None:
+    source, at, octets, out, out_at = e.args
+    with e.loop(octets) as i:
+        e.store(_narrowed(e, e.load(e.at(source, at, e.times(i, LANES))), e.stored[3]), e.at(out, out_at, e.times(i, LANES)))
+
+
+narrow_row = _emitted(5, types.void, narrow)
+"""narrow_row(source, at, octets, out, at): 8*octets floats into stored numbers."""
 
 
 def largest(e: _Emit) -> Any:

@@ -49,7 +49,7 @@ PAGES = {"one run": [4, 5, 6, 7, 8], "scattered": [9, 2, 7, 3, 0], "two runs": [
 @pytest.mark.parametrize("pages", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("window", [None, 1, 40])
 @pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_batches_over_pages_equal_the_reference(pages: list[int], window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
     """Two sequences grow side by side by spans that end within, at and beyond page boundaries; slots not yet written hold NaN."""
     h, kv, dim = 6, 2, 16

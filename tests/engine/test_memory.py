@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agentkit.engine.memory import available_host_bytes, kv_bytes
+from agentkit.engine.memory import available_host_bytes, kv_bytes, kv_type
 
 CPU = torch.device("cpu")
 
@@ -22,3 +22,8 @@ def test_shares_are_of_what_is_available() -> None:
 
 def test_no_more_than_is_of_use_by_default() -> None:
     assert kv_bytes(None, CPU, 1000) == 1000
+
+
+def test_keys_and_values_are_held_as_told() -> None:
+    assert [kv_type(kv, torch.float32, blocks=True) for kv in ("auto", "fp32", "fp16", "bf16")] == [torch.float16, torch.float32, torch.float16, torch.bfloat16]
+    assert kv_type("auto", torch.bfloat16, blocks=False) == torch.bfloat16

@@ -33,7 +33,7 @@ def test_equal_to_the_plain_decoder(variant: dict[str, Any], rounded: Any, monke
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_grouping_changes_no_bit(variant: dict[str, Any], dtype: torch.dtype) -> None:
     """One token at a time, spans of 1 to 17, one prefill of all: the same logits and the same cache."""
     packed, _ = quantised(decoder(**variant))
