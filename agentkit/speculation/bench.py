@@ -6,6 +6,7 @@ Knows nothing of how drafts are made.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +25,10 @@ Job = Callable[["Engine"], "Generation"]
 
 @dataclass
 class Row:
-    """One setting over all jobs: tokens drafted and kept, forwards and the tokens they computed, seconds, and whether outputs were plain decoding's."""
+    """One setting over all jobs: tokens drafted and kept, forwards and the tokens they computed, seconds, and whether outputs were plain decoding's.
+
+    seconds: of decoding.   call_seconds: of whole requests.   processor_seconds: of whole requests, on all threads of this process.
+    """
 
     setting: str
     output: int = 0
@@ -35,9 +39,10 @@ class Row:
     computed: int = 0
     seconds: float = 0.0
     call_seconds: float = 0.0
+    processor_seconds: float = 0.0
     same: bool = True
 
-    def count(self, generation: Generation, forwards: int, computed: int) -> None:
+    def count(self, generation: Generation, forwards: int, computed: int, processor_seconds: float) -> None:
         usage = generation.usage
         self.output += usage.output_tokens
         self.sampled += usage.output_tokens - usage.forced_tokens
@@ -47,6 +52,7 @@ class Row:
         self.computed += computed
         self.seconds += usage.total_s - usage.queue_s - (usage.ttft_s or 0.0)
         self.call_seconds += usage.total_s
+        self.processor_seconds += processor_seconds
 
     @property
     def acceptance(self) -> float:
@@ -85,12 +91,14 @@ def compare(
             progress(done, len(passes))
         engine.speculate(speculators.get(setting))
         before = engine.metrics.steps, engine.metrics.step_tokens
+        start = time.process_time()
         generation = jobs[number](engine)
+        busy = time.process_time() - start
         steps, tokens = engine.metrics.steps - before[0], engine.metrics.step_tokens - before[1]
         rows[setting].same &= generation.token_ids == wanted.setdefault(number, generation.token_ids)
         if counted:
             prefill = generation.usage.input_tokens - generation.usage.cached_tokens
-            rows[setting].count(generation, steps, tokens - prefill)
+            rows[setting].count(generation, steps, tokens - prefill, busy)
     return list(rows.values())
 
 

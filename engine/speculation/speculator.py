@@ -35,6 +35,8 @@ class Speculator:
     """proposer: who guesses.   pace: how far that pays, kept up to date here.   most: tokens of one draft, at most.
 
     branches: False: only the first branch of each tree is used.
+    listener: for whoever wants to watch: told on the engine thread of each draft that was checked: the request, how many tokens it had
+    before, the tree and the nodes that were kept.
     """
 
     def __init__(self, proposer: Proposer, pace: Pace, most: int = MAX_DRAFT, *, branches: bool = True) -> None:
@@ -42,6 +44,7 @@ class Speculator:
         self.proposer = proposer
         self.pace = pace
         self.most = most
+        self.listener: Callable[[Request, int, TokenTree, list[int]], None] | None = None
         self._states: dict[Request, torch.Tensor] = {}  # after each node of a draft, until it is settled
 
     def draft(self, request: Request, base: int) -> TokenTree | None:
@@ -91,7 +94,7 @@ class Speculator:
         The request may end on the way. Tokens chosen behind the last kept node are known and not computed yet.
         """
         kept: list[int] = []
-        node, sampled = ROOT, 0
+        node, sampled, known = ROOT, 0, len(request.tokens)
         while request.state is State.RUNNING:
             before = len(request.tokens)
             advancer.advance(request, rows[node + 1])
@@ -104,6 +107,8 @@ class Speculator:
         states = self._states.pop(request, None)
         if states is not None and request.features is not None:
             request.features = extended(request.features, states[kept], request.features.end, self.proposer.features)
+        if self.listener is not None:
+            self.listener(request, known, tree, kept)
         request.drafted += tree.guesses
         request.accepted += sampled
         deepest = max(sum(not tree.forced[n] for n in tree.path(leaf)) for leaf in range(len(tree)))

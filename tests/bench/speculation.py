@@ -1,11 +1,12 @@
 """Speculation: acceptance, tokens per forward and speed-up of each proposer, what forwards of several tokens cost, and the share of the ideal.
 
     python tests/bench/speculation.py [--model smollm2-135m] [--prompts 8] [--settings ngram lookahead self medusa eagle]
-        [--workloads calls bfcl copies text random] [--data ../shared]
+        [--workloads calls bfcl copies text random] [--data ../shared] [--threads 1 --clock processor]
 
 calls: tool calls over a prefix of 1,488 tokens (toolcall/prompts.json); bfcl: function calls, one or more tools (bfcl/open.jsonl.gz);
 copies: a JSON document of 500 tokens and more repeated from the prompt; text: free answers; random: continuations of random tokens
-at a high temperature, which nobody can guess. Every job runs under every setting in turn; decoding only, all within one run.
+at a high temperature, which nobody can guess. Every job runs under every setting in turn, all within one run. Wall times are of decoding
+only; on a machine that others use, too, take one thread and its processor time (of whole requests, the prompt being cached).
 The ideal speed-up is the ratio of forwards over the ratio of their costs C(k), k being the mean number of tokens of a forward.
 """
 
@@ -19,6 +20,7 @@ import platform
 import random
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def costs(engine: Engine) -> dict[int, float]:
+def costs(engine: Engine, clock: Callable[[], float]) -> dict[int, float]:
     """Seconds of a forward by its tokens, behind DEPTH others; medians of rounds in which every size has its turn."""
     runner, pool = engine._scheduler._runner, engine._scheduler.pool
     sequence = pool.start([5] * DEPTH, room=DEPTH + 20 * sum(SIZES))
@@ -50,9 +52,9 @@ def costs(engine: Engine) -> dict[int, float]:
     times: dict[int, list[float]] = {size: [] for size in SIZES}
     for _ in range(15):
         for size in SIZES:
-            start = time.perf_counter()
+            start = clock()
             runner.execute([Span(sequence, (7,) * size, rows=size)])
-            times[size].append(time.perf_counter() - start)
+            times[size].append(clock() - start)
     pool.release(sequence)
     return {size: statistics.median(each) for size, each in times.items()}
 
@@ -114,7 +116,7 @@ def _ask(engine: Engine, prompt: Prompt) -> Generation:
     return ask(engine, prompt, max_tokens=160)
 
 
-def lines(rows: list[Row], cost: dict[int, float], jobs: int) -> list[str]:
+def lines(rows: list[Row], cost: dict[int, float], jobs: int, *, processor: bool) -> list[str]:
     """The table, and below it speed-ups as bars."""
     plain = next(row for row in rows if row.setting == "off")
     sizes, seconds = list(cost), list(cost.values())
@@ -126,7 +128,8 @@ def lines(rows: list[Row], cost: dict[int, float], jobs: int) -> list[str]:
     bars = []
     for row in rows:
         accepted = f"{row.acceptance:.0%} of {row.drafted}" if row.drafted else "-"
-        speedup, dearer = plain.seconds / row.seconds, price(row) / price(plain)
+        speedup = plain.processor_seconds / row.processor_seconds if processor else plain.seconds / row.seconds
+        dearer = price(row) / price(plain)
         ideal = plain.forwards / row.forwards / dearer
         share = f"{speedup / ideal:.2f}" if row is not plain else "-"
         out.append(
@@ -144,10 +147,13 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=["ngram", "lookahead", "self", "medusa", "eagle"])
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2].parent / "shared")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--clock", default="wall", choices=["wall", "processor"])
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, {options.model}")
-    with Engine(options.model, speculation="off") as engine:
-        cost = costs(engine)
+    with Engine(options.model, speculation="off", threads=options.threads) as engine:
+        processor = options.clock == "processor"
+        cost = costs(engine, time.process_time if processor else time.perf_counter)
         print(f"C(k) behind {DEPTH} tokens: " + ", ".join(f"C({k}) {1e3 * s:.1f} ms = {s / cost[1]:.2f}" for k, s in cost.items()))
         for name in options.workloads:
             if name in ("calls", "bfcl") and not options.data.exists():
@@ -157,7 +163,7 @@ def main() -> None:
             speculators, missing = available(engine, options.settings)
             rows = compare(engine, jobs, speculators)
             print(f"\n{name}, {len(jobs)} requests, {rows[0].output / len(jobs):.0f} tokens each\n")
-            print("\n".join([*lines(rows, cost, len(jobs)), *(f"{setting}: {why}" for setting, why in missing.items())]), flush=True)
+            print("\n".join([*lines(rows, cost, len(jobs), processor=processor), *(f"{setting}: {why}" for setting, why in missing.items())]), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,17 @@ async def test_batch_extraction_goes_on_where_it_stopped(engine: Engine, tmp_pat
     assert all(module.Person.model_validate(line["person"]) for line in lines)
 
 
+def test_speculation_paints_guesses_and_compares(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example(root, "speculation")
+    monkeypatch.setattr(module, "SCHEMA", {"type": "array", "items": {"const": "ab, ab, ab, ab"}, "minItems": 3, "maxItems": 3})
+    with Engine(loaded_model(tmp_path / "model"), threads=1, speculation="off") as engine:
+        module.show(engine, ["ngram", "lookahead", "medusa"], 120, plain=True)
+    out = capsys.readouterr().out
+    assert out.count('ab, ab"') >= 2
+    assert "tokens per forward" in out
+    assert "medusa: " in out  # why there are no heads
+
+
 def test_prefix_caching_measures_and_draws(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     module = example(root, "prefix_caching")
     monkeypatch.setattr(module, "QUESTIONS", module.QUESTIONS[:2])
