@@ -152,6 +152,7 @@ class EngineConfig:
     kv_memory: memory for keys and values, running and cached together: bytes (an int), or a fraction of what is free at the start
         (a float up to 1.0). None: a quarter of it, but no more than twice what max_running requests of full length need.
     prefix_caching: False computes every prompt anew.
+    prefix_file: where pinned prefixes are kept between processes; read at the start, written over when something is pinned that it does not hold.
     deterministic: equal logits, bit by bit, whatever runs beside a request and however its prompt is cut or cached. Needs kernels
         whose results do not depend on that: weights="int8" or "int4" on the CPU; refused elsewhere.
     """
@@ -171,6 +172,7 @@ class EngineConfig:
     mixed_step_tokens: int = 128
     kv_memory: int | float | None = None
     prefix_caching: bool = True
+    prefix_file: str | None = None
     deterministic: bool = False
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
@@ -193,6 +195,8 @@ class EngineConfig:
         for name in ("max_running", "step_tokens", "mixed_step_tokens"):
             _integer(name, getattr(self, name), 1)
         _integer("max_queue", self.max_queue, 0)
+        if self.prefix_file is not None and not self.prefix_caching:
+            raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
         if not self.device:
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 

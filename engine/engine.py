@@ -55,7 +55,8 @@ class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
-    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, deterministic: see EngineConfig.
+    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
+        deterministic: see EngineConfig.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
@@ -83,6 +84,7 @@ class Engine:
         max_queue: int = 256,
         kv_memory: int | float | None = None,
         prefix_caching: bool = True,
+        prefix_file: str | Path | None = None,
         deterministic: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
@@ -100,6 +102,7 @@ class Engine:
             max_queue=max_queue,
             kv_memory=kv_memory,
             prefix_caching=prefix_caching,
+            prefix_file=None if prefix_file is None else str(prefix_file),
             deterministic=deterministic,
         )
         start = time.perf_counter()
@@ -121,7 +124,8 @@ class Engine:
         self._scheduler.speculate(self._speculator_for(speculation))
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
-        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights))
+        file = None if prefix_file is None else Path(prefix_file).expanduser()
+        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights), file)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
         self.load_s = self._intake.load_s = time.perf_counter() - start

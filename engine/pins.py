@@ -12,10 +12,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from safetensors import SafetensorError
+
 from agentkit.engine.kv import KVPool, pages_for
 from agentkit.engine.loop import EngineLoop
-from agentkit.engine.prefix import Node
-from agentkit.engine.prefix_file import load_prefixes, save_prefixes
+from agentkit.engine.prefix import Node, domain
+from agentkit.engine.prefix_file import is_meant_for, load_prefixes, save_prefixes
 from agentkit.engine.request import Outcome, Request, TokenEvent
 from agentkit.errors import EngineError
 
@@ -58,9 +60,11 @@ class Pin:
         if isinstance(event, BaseException):
             self._done.set_exception(event)
 
-    def finish(self) -> None:
-        """On the engine thread, after `kept`."""
-        if self._node is None and not self._released:
+    def finish(self, error: EngineError | None = None) -> None:
+        """On the engine thread, after `kept`. error: what whoever waits is told instead of success."""
+        if error is not None:
+            self._done.set_exception(error)
+        elif self._node is None and not self._released:
             self._done.set_exception(EngineError("the prefix could not be kept; prefix_caching is off, or its pages collide with others"))
         else:
             self._done.set_result(None)
@@ -81,12 +85,22 @@ class PrefixCache:
     """The engine's computed prefixes: `engine.prefix`.
 
     model: digest of the model and of how it is computed, asked for when files are written or read.
+    file: where pinned prefixes are kept between processes. It is read here if it is for this model and precision, and written
+        over when something is pinned that it does not hold. Raises EngineError for a file that is damaged or no prefix file, and
+        OSError where its folder cannot be made.
     """
 
-    def __init__(self, pool: KVPool, loop: EngineLoop, model: Callable[[], str]) -> None:
+    def __init__(self, pool: KVPool, loop: EngineLoop, model: Callable[[], str], file: Path | None = None) -> None:
         self._pool = pool
         self._loop = loop
         self._model = model
+        self._file = file
+        self._in_file: set[Node] = set()
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.exists() and is_meant_for(pool, file, model()):
+                load_prefixes(pool, file, model())  # the engine thread does not run yet
+                self._in_file = set(pool.tree)
 
     def pin(self, request: Request, *, wait: bool) -> Pin:
         """Computes a prefill request's prompt and pins it. Raises EngineError if pins would hold too much."""
@@ -102,12 +116,26 @@ class PrefixCache:
 
         def kept(node: Node | None) -> None:
             pin.kept(node)
-            pin.finish()
+            shared = node is not None and request.domain == domain()  # salted prefixes are never written
+            pin.finish(self._write() if shared and node not in self._in_file else None)
 
         request.on_kept = kept
         request.sink = pin.heard
         self._loop.submit(request)
         return pin.wait() if wait else pin
+
+    def _write(self) -> EngineError | None:
+        """On the engine thread: what is pinned now, to the file that was given; returns what went wrong."""
+        if self._file is None:
+            return None
+        try:
+            save_prefixes(self._pool, self._file, self._model(), pinned_only=True)
+            self._in_file = {node for node in self._pool.tree if self._pool.tree.is_pinned(node)}
+        except (OSError, SafetensorError) as error:
+            failure = EngineError(f"the prefix is computed and pinned, but could not be written to {self._file}: {error}")
+            failure.__cause__ = error
+            return failure
+        return None
 
     def save(self, path: str | Path, *, pinned_only: bool = True) -> int:
         """Writes pinned prefixes (or all that is cached) to one file, atomically; returns how many tokens.

@@ -22,7 +22,8 @@ from agentkit.engine.kv import PAGE, KVPool
 from agentkit.engine.prefix import Node, domain
 from agentkit.errors import EngineError
 
-FORMAT = "agentkit-prefix-1"
+_FAMILY = "agentkit-prefix-"
+FORMAT = f"{_FAMILY}1"
 
 
 def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) -> int:
@@ -48,9 +49,17 @@ def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) ->
     return data.shape[3]
 
 
+def is_meant_for(pool: KVPool, path: Path, model: str) -> bool:
+    """Whether a prefix file was written by this version for this model and precision. Raises EngineError if it is no prefix file at all."""
+    header, _ = _open(path)
+    if not header.get("format", "").startswith(_FAMILY):
+        raise EngineError(f"{path} is not a prefix file, and will not be written over; choose another name")
+    return (header["format"], header.get("model"), header.get("kv")) == (FORMAT, model, _kind(pool))
+
+
 def load_prefixes(pool: KVPool, path: Path, model: str) -> int:
     """Puts a file's pages into the tree, parents first, until memory is full. Raises FileNotFoundError or EngineError."""
-    header, data = _read(path)
+    header, data = _open(path, data=True)
     if header.get("format") != FORMAT:
         raise EngineError(f"{path} is not a prefix file of this version ({header.get('format')!r}, expected {FORMAT!r}); write it again with prefix.save")
     for name, mine in (("model", model), ("kv", _kind(pool))):
@@ -105,12 +114,13 @@ def _digest(data: torch.Tensor, header: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> tuple[dict[str, str], torch.Tensor]:
+def _open(path: Path, *, data: bool = False) -> tuple[dict[str, str], torch.Tensor]:
+    """Header and, if asked for, keys and values (else nothing)."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such prefix file; write one with engine.prefix.save")
     try:
         with safe_open(str(path), framework="pt") as file:
             header = dict(file.metadata() or {})
-            return header, file.get_tensor("kv")
+            return header, file.get_tensor("kv") if data else torch.empty(0)
     except (SafetensorError, OSError, ValueError) as error:
         raise EngineError(f"{path} is damaged and cannot be read ({error}); delete it and write it again with prefix.save") from error

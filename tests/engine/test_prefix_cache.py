@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from agentkit.engine import Engine
 from agentkit.errors import EngineError
@@ -141,3 +143,41 @@ def test_files_that_do_not_belong_are_refused(make: Make, tmp_path: Path) -> Non
     (tmp_path / "model" / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(EngineError, match="another model"):
         make().prefix.load(file)
+
+
+def test_a_prefix_file_keeps_pins_between_engines(make: Make, tmp_path: Path) -> None:
+    file, prompt = tmp_path / "kept" / "prefixes.safetensors", list(range(1, 101))
+    first = make(prefix_file=file)
+    first.pin(prompt=prompt)
+    written = file.stat().st_mtime_ns, file.stat().st_ino
+    wanted = first.generate([*prompt, 7], max_tokens=4)
+    second = make(prefix_file=str(file))
+    second.pin(prompt=prompt)  # found, so that nothing is written again
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == written
+    again = second.generate([*prompt, 7], max_tokens=4)
+    assert again.usage.cached_tokens == 100
+    assert again.token_ids == wanted.token_ids
+    second.pin(prompt=[5, *prompt])
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) != written
+    second.pin(prompt=[6, *prompt], cache_salt="tenant")
+    third = make(prefix_file=file)
+    assert third.generate([6, *prompt, 9], max_tokens=1, cache_salt="tenant").usage.cached_tokens == 0
+    assert third.generate([5, *prompt, 9], max_tokens=1).usage.cached_tokens == 101
+    assert third.generate([*prompt, 7], max_tokens=1).usage.cached_tokens == 100
+
+
+def test_a_prefix_file_of_another_model_is_written_over_and_a_foreign_file_never(make: Make, tmp_path: Path) -> None:
+    file, prompt = tmp_path / "prefixes.safetensors", list(range(1, 70))
+    make(prefix_file=file).pin(prompt=prompt)
+    other = make(prefix_file=file, kv="bf16")
+    assert other.generate([*prompt, 7], max_tokens=1).usage.cached_tokens == 0
+    other.pin(prompt=prompt)
+    assert make(prefix_file=file, kv="bf16").generate([*prompt, 7], max_tokens=1).usage.cached_tokens == len(prompt)
+    for name, contents in (("text", b"not a prefix file"), ("weights", save({"weight": torch.zeros(2)}))):
+        foreign = tmp_path / name
+        foreign.write_bytes(contents)
+        with pytest.raises(EngineError, match=name):
+            make(prefix_file=foreign)
+        assert foreign.read_bytes() == contents
+    with pytest.raises(ValueError, match="prefix_caching"):
+        make(prefix_file=file, prefix_caching=False)
