@@ -149,7 +149,7 @@ def _write_texts(engine: Engine, store: TextStore, tasks: list[Task], end: float
 
 def _write(engine: Engine, task: Task) -> None:
     prompt, temperature, seed = task
-    ask(engine, prompt, max_tokens=MAX_TOKENS, temperature=temperature, seed=seed)
+    ask(engine, prompt, max_tokens=min(MAX_TOKENS, engine.max_context // 2), temperature=temperature, seed=seed)
 
 
 def ask(engine: Engine, prompt: Prompt, **options: Any) -> Generation:

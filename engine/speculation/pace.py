@@ -18,6 +18,7 @@ MEMORY = 0.97  # weight that an old outcome keeps with each new one: some thirty
 PROBE_EVERY = 64  # opportunities of a kind that does not pay, of which one is tried
 PRIOR = 0.6  # share of guesses that come true, before anything is known
 CHEAP = 0.005  # share of a forward that asking may always cost
+FIRST = 4  # guesses asked for before anything is known
 MARGIN = 1.03  # expected gain below which drafting is not worth the noise
 PRIOR_SLOPE = 0.2  # cost of one more token, in forwards of one token, before anything was measured
 LARGEST = 64  # tokens of a forward whose cost is recorded
@@ -89,8 +90,8 @@ class Pace:
         self._kinds: dict[Hashable, _Kind] = {}
         self._all = _Kind(2.0 * PRIOR)
         self._idle = 0  # opportunities in a row for which nothing was proposed
-        self._saved = 1.0  # forwards that a draft was lately expected to save
-        self._lately = 4.0  # guesses of a draft lately
+        self._saved = 0.5  # forwards that a draft was lately expected to save
+        self._lately = 1.0  # guesses of a draft lately
 
     def acceptance(self, kind: Hashable) -> float:
         """Estimated probability that the next guess of this kind holds."""
@@ -106,7 +107,9 @@ class Pace:
     def reach(self, most: int, base: int = 1) -> int:
         """Guesses worth asking a proposer for: 0 to `most`. Where asking costs, it is for about twice what drafts were lately, and
         only while drafts have lately saved more than that; else now and then."""
-        if not self.asking.known or not self.costs.known or self.asking.seconds(most) < CHEAP * self.costs.seconds(base):
+        if not self.asking.known or not self.costs.known:
+            return min(FIRST, most)
+        if self.asking.seconds(most) < CHEAP * self.costs.seconds(base):
             return most
         wanted = min(most, 2 + int(2 * self._lately))
         self._idle += 1
