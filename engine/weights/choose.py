@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +40,10 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
     Raises EngineError where the representation is not possible.
     """
     model = loaded.model
-    if weights == "fp32" or (weights == "auto" and not (_fits(model) and _is_quantised(loaded.gguf))):
+    if weights == "fp32" or (weights == "auto" and not _fits(model)):
+        return loaded
+    file = None if loaded.gguf is None or weights == "fp16" else GgufFile(loaded.gguf)
+    if weights == "auto" and not _is_quantised(file):
         return loaded
     if not isinstance(model, Decoder):
         raise EngineError(f"weights={weights!r}: {_obstacle(model)}; use weights='auto' or 'fp32'")
@@ -49,15 +51,12 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
         return replace(loaded, model=half_precision(model))
     if not _fits(model):
         raise EngineError(f"weights={weights!r}: {_obstacle(model)}; use weights='auto', 'fp32' or 'fp16'")
-    return replace(loaded, model=quantised(model, loaded.gguf, four=weights == "int4"))
+    return replace(loaded, model=quantised(model, file, four=weights == "int4"))
 
 
-def quantised(model: Decoder, gguf: Path | None, *, four: bool) -> PackedDecoder:
-    """The decoder in blocks. gguf: path of the file that it was converted from, or None. four: round what is not in blocks to 4 bits."""
-    stored: dict[str, tuple[GgufFile, GgufTensor]] = {}
-    if gguf is not None:
-        file = GgufFile(gguf)
-        stored = {tensor.name: (file, tensor) for tensor in file.tensors}
+def quantised(model: Decoder, file: GgufFile | None, *, four: bool) -> PackedDecoder:
+    """The decoder in blocks. file: what it was converted from, or None. four: round what is not in blocks to 4 bits."""
+    stored = {} if file is None else {tensor.name: (file, tensor) for tensor in file.tensors}
     return PackedDecoder(model, _Source(model, stored, four).part)
 
 
@@ -88,8 +87,8 @@ def _as_stored(file: GgufFile, tensor: GgufTensor) -> tuple[Blocks, npt.NDArray[
     return Blocks(KINDS[tensor.kind], file.blocks(tensor), tensor.shape[1]), file.row_order(tensor)
 
 
-def _is_quantised(gguf: Path | None) -> bool:
-    return gguf is not None and any(tensor.kind not in ("F64", "F32", "F16", "BF16") for tensor in GgufFile(gguf).tensors)
+def _is_quantised(file: GgufFile | None) -> bool:
+    return file is not None and any(tensor.kind not in ("F64", "F32", "F16", "BF16") for tensor in file.tensors)
 
 
 def _fits(model: object) -> bool:
