@@ -55,6 +55,12 @@ async def _run_async(tool: Tool[..., Any], call: ToolCall, context: RunContext[A
             return await tool.invoke(call.arguments, context)
     except ModelRetry:
         raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # nobody cancelled this call: the tool waited for something that was cancelled, and the run must not look cancelled itself
+        raise ToolError(f"tool {tool.name!r} failed: it waited for a task that was cancelled") from error
     except Exception as error:  # a tool may raise anything; the run gets one type that names the tool
         raise (_late(tool) if isinstance(error, TimeoutError) and limit.expired() else _failed(tool, error)) from error
 

@@ -7,7 +7,8 @@ engine can trust them. This module knows nothing of models, tensors or grammars.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
@@ -17,6 +18,10 @@ SEED_BITS = 64
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
 MAX_LOGPROBS = 1000
+MAX_BIAS = 1e9
+"""Of a bias or penalty. What is added to a logit, as often as tokens fit into a context, must stay a finite float32."""
+MAX_THREADS = 1024
+"""More than any processor runs at once; a number by mistake would leave the process unable to start a thread."""
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
@@ -34,6 +39,11 @@ def _integer(name: str, value: Any, low: int, high: int | None = None, *, hint: 
         raise ValueError(f"{name} must be an integer {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
 
 
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+
+
 def check_seed(seed: Any) -> None:
     """A seed is None or any signed or unsigned 64-bit integer."""
     if seed is not None:
@@ -41,6 +51,8 @@ def check_seed(seed: Any) -> None:
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if not isinstance(stop, str | Iterable):
+        raise ValueError(f"stop must be a string or a sequence of strings, not {stop!r}; leave it out, or pass (), for none")
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in texts:
         if not isinstance(text, str):
@@ -55,7 +67,7 @@ def _biases(biases: Any) -> dict[int, float]:
         raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
     for token, bias in biases.items():
         _integer("logit_bias: a token id", token, 0)
-        _number(f"logit_bias: the bias of token {token}", bias, -math.inf, math.inf)
+        _number(f"logit_bias: the bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
     return dict(biases)
 
 
@@ -109,9 +121,9 @@ class SamplingParams:
         _integer("top_k", self.top_k, 0, hint="0 switches it off")
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="1 switches it off")
         _number("min_p", self.min_p, 0.0, 1.0, hint="0 switches it off")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True, hint="1 switches it off")
+        _number("repetition_penalty", self.repetition_penalty, 1 / MAX_BIAS, MAX_BIAS, hint="1 switches it off")
         for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -math.inf, math.inf, hint="0 switches it off")
+            _number(name, getattr(self, name), -MAX_BIAS, MAX_BIAS, hint="0 switches it off")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, hint="None switches them off")
@@ -125,6 +137,8 @@ class SamplingParams:
         _integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise ValueError(f"cache_salt must be a string or None, not {self.cache_salt!r}")
+        for name in ("include_stop", "budget_guard", "allow_truncated"):
+            _flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
 
     @property
@@ -189,15 +203,17 @@ class EngineConfig:
             _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
         elif self.kv_memory is not None:
             _integer("kv_memory", self.kv_memory, 1, hint="bytes, or a float for a fraction of the free memory")
-        for name in ("max_context", "threads"):
+        for name, high in (("max_context", None), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 1, hint="None lets the engine choose")
+                _integer(name, getattr(self, name), 1, high, hint="None lets the engine choose")
         for name in ("max_running", "step_tokens", "mixed_step_tokens"):
             _integer(name, getattr(self, name), 1)
         _integer("max_queue", self.max_queue, 0)
         if self.prefix_file is not None and not self.prefix_caching:
             raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
-        if not self.device:
+        for name in ("prefix_caching", "deterministic"):
+            _flag(name, getattr(self, name))
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
 

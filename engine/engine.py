@@ -36,6 +36,7 @@ from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
+from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.warmup import compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.tokenizer import Tokenizer
-    from agentkit.engine.speculation.speculator import Speculator
 
 
 class Engine:
@@ -107,6 +107,8 @@ class Engine:
         )
         start = time.perf_counter()
         loaded = model if isinstance(model, LoadedModel) else _load(model, self.config, progress)
+        if device != "auto" and loaded.model.device.type != device.partition(":")[0]:
+            raise ValueError(f"device={device!r}, but this model has been loaded on {loaded.model.device}; leave device out, or load it there")
         if loaded.model.device.type == "cpu":
             compile_kernels_once(progress)
         loaded = with_weights(loaded, weights)
@@ -237,7 +239,7 @@ class Engine:
 
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
-        speculator = self.speculator(setting) if isinstance(setting, str) else setting
+        speculator = setting if setting is None or isinstance(setting, Speculator) else self.speculator(setting)
         self._loop.call(partial(self._scheduler.speculate, speculator)).result()
 
     def speculator(self, setting: str) -> Speculator | None:

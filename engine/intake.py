@@ -8,9 +8,10 @@ This module knows nothing of threads or scheduling.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +62,8 @@ class Intake:
             return self._vocabulary
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises ValueError for an empty one and for ids that the model does not have."""
-        ids = self._loaded.tokenizer.encode(prompt, special=True, bos=self._wants_bos) if isinstance(prompt, str) else [int(t) for t in prompt]
+        """Token ids of a prompt. Raises ValueError for an empty one and for ids that the model does not have, TypeError for neither text nor ids."""
+        ids = self._loaded.tokenizer.encode(prompt, special=True, bos=self._wants_bos) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise ValueError("the prompt is empty; give at least one token")
         size = self._loaded.config.vocab_size
@@ -149,6 +150,16 @@ class Intake:
     def _derive(seed: int, number: int, stream: int) -> int:
         first, second, *_ = philox(seed, number, stream=stream)
         return first << 32 | second
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """A sequence of integers, of Python's own or of an array's, as a list."""
+    try:
+        if isinstance(prompt, bytes | bytearray | Mapping):
+            raise TypeError(f"it is {type(prompt).__name__}")
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise TypeError(f"the prompt must be a text or a sequence of token ids ({error}); decode bytes first, and pass messages to chat()") from error
 
 
 def stable_prefix(encode: Callable[..., list[int]], messages: Sequence[Any], tools: Sequence[Any] | None) -> list[int]:

@@ -107,17 +107,19 @@ class PrefixCache:
         pool = self._pool
         if not pool.tree.enabled:
             raise EngineError("prefix_caching is off, so nothing can be pinned; create the engine with prefix_caching=True")
-        if pages_for(len(request.prompt)) + pool.tree.pinned > MOST * pool.page_count:
-            raise EngineError(
-                f"{len(request.prompt)} tokens cannot be pinned: pins hold {pool.tree.pinned} of {pool.page_count} pages and may hold {MOST:.0%}; "
-                "release others or raise kv_memory"
-            )
-        pin = Pin(pool, self._loop, len(request.prompt))
+        tokens = len(request.prompt)
+        refusal = self._refusal(tokens, pages_for(tokens))
+        if refusal is not None:
+            raise refusal
+        pin = Pin(pool, self._loop, tokens)
 
         def kept(node: Node | None) -> None:
-            pin.kept(node)
+            # others that were on their way at the same time, each within the limit alone, may have been pinned since
+            new = 0 if node is None else sum(not pool.tree.is_pinned(each) for each in node.path())
+            refusal = self._refusal(tokens, new)
+            pin.kept(node if refusal is None else None)
             shared = node is not None and request.domain == domain()  # salted prefixes are never written
-            pin.finish(self._write() if shared and node not in self._in_file else None)
+            pin.finish(self._write() if refusal is None and shared and node not in self._in_file else refusal)
 
         request.on_kept = kept
         request.sink = pin.heard
@@ -136,6 +138,16 @@ class PrefixCache:
             failure.__cause__ = error
             return failure
         return None
+
+    def _refusal(self, tokens: int, pages: int) -> EngineError | None:
+        """Why a prefix of so many tokens, `pages` of whose pages no pin holds yet, may not be pinned; None: it may."""
+        pool = self._pool
+        if pages + pool.tree.pinned <= MOST * pool.page_count:
+            return None
+        return EngineError(
+            f"{tokens} tokens cannot be pinned: pins hold {pool.tree.pinned} of {pool.page_count} pages and may hold {MOST:.0%}; "
+            "release others or raise kv_memory"
+        )
 
     def save(self, path: str | Path, *, pinned_only: bool = True) -> int:
         """Writes pinned prefixes (or all that is cached) to one file, atomically; returns how many tokens.

@@ -14,9 +14,9 @@ PLAIN = ("auto", "off", "ngram", "lookahead", "self", "medusa", "eagle")
 WITH_VALUE = ("draft", "self", "medusa", "eagle")
 
 
-def check_speculation(setting: str) -> None:
+def check_speculation(setting: object) -> None:
     """Raises ValueError for a setting that is none of those above."""
-    name, _, value = setting.partition(":")
+    name, _, value = setting.partition(":") if isinstance(setting, str) else ("", "", "")
     fine = setting in PLAIN or (name in WITH_VALUE and value)
     if not fine or (name == "self" and value and not value.isdecimal()):
         known = ", ".join([*map(repr, PLAIN), "'draft:MODEL'", "'self:LAYERS'", "'medusa:FILE'", "'eagle:FILE'"])

@@ -167,6 +167,17 @@ async def test_a_tools_own_timeout_error_is_not_its_time_limit() -> None:
         await Agent(ScriptedModel(calls(("fussy", {"n": 1}))), tools=[fussy]).run("go")
 
 
+async def test_a_tool_that_waited_for_something_cancelled_has_failed() -> None:
+    @tool
+    async def wait() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+    with pytest.raises(ToolError, match="'wait' failed: it waited for a task that was cancelled"):
+        await Agent(ScriptedModel(calls(("wait", {}))), tools=[wait]).run("go")
+
+
 async def test_an_async_tool_is_stopped_in_time() -> None:
     stopped = asyncio.Event()
 

@@ -17,10 +17,13 @@ from agentkit.engine.config import EngineConfig, SamplingOptions, SamplingParams
         *(("top_p", v) for v in (0.0, 1.01, -1, float("nan"))),
         *(("top_k", v) for v in (-1, 1.5, True)),
         *(("min_p", v) for v in (-0.1, 1.1)),
-        *(("repetition_penalty", v) for v in (0.0, -1.0)),
+        *(("repetition_penalty", v) for v in (0.0, -1.0, 1e-300, 1e300)),
+        *((name, v) for name in ("presence_penalty", "frequency_penalty") for v in (1e300, -1e300)),
+        ("logit_bias", {3: 1e308}),
+        *((name, v) for name in ("budget_guard", "include_stop", "allow_truncated") for v in ("no", 1, None)),
         *(("max_tokens", v) for v in (0, -5, 2.0, None)),
         *(("seed", v) for v in (1 << 64, -(1 << 63) - 1, 1.0, "x")),
-        *(("stop", v) for v in ("", ["a", ""], [1])),
+        *(("stop", v) for v in ("", ["a", ""], [1], None, 3)),
     ],
 )
 def test_sampling_values_out_of_range(name: str, value: Any) -> None:
@@ -47,14 +50,15 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("speculation", v) for v in ("n-gram", "")),
+        *(("speculation", v) for v in ("n-gram", "", None, False, 3)),
         *(("weights", v) for v in ("int3", "q4")),
         *(("max_context", v) for v in (0, -1, 2.5)),
         ("kv", "fp8"),
-        ("threads", 0),
+        *(("threads", v) for v in (0, 100_000)),
+        *((name, v) for name in ("prefix_caching", "deterministic") for v in ("no", None)),
         ("max_running", 0),
         ("max_queue", -1),
-        ("device", ""),
+        *(("device", v) for v in ("", "gpu", "cuda:x", 3, None)),
         ("seed", 1 << 70),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 
@@ -124,6 +125,31 @@ def test_bad_prompts(engine: Engine) -> None:
         engine.generate([1, 100000])
     with pytest.raises(TypeError, match="'tempature'"):
         engine.generate("x", tempature=1)
+    for wrong in (b"hello", [1.7], ["1"], None, 3, {"role": "user"}, [{"role": "user", "content": "x"}]):
+        with pytest.raises(TypeError, match=r"sequence of token ids.*chat\(\)"):
+            engine.generate(wrong)  # type: ignore[arg-type]
+    assert engine.generate(np.array([1, 2]), max_tokens=1).usage.input_tokens == 2  # type: ignore[arg-type]
+
+
+def test_extreme_biases_stay_finite(engine: Engine) -> None:
+    """A draw from NaN would take the last token, whatever it is."""
+    extreme = {"logit_bias": {5: 1e9, 6: -1e9}, "repetition_penalty": 1e9, "presence_penalty": -1e9, "frequency_penalty": 1e9}
+    with np.errstate(all="raise", under="ignore"):
+        g = engine.generate("hello", max_tokens=8, temperature=1e-4, logprobs=3, seed=1, **extreme)
+    assert len(g.token_ids) == 8
+    assert g.token_ids[0] == 5
+
+
+def test_a_device_that_the_loaded_model_is_not_on_is_refused(make: Make) -> None:
+    with pytest.raises(ValueError, match="loaded on cpu"):
+        make(device="cuda")
+
+
+def test_speculate_takes_settings_only(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="speculation=5"):
+        engine.speculate(5)  # type: ignore[arg-type]
+    engine.speculate(None)
+    assert engine.generate("x", max_tokens=2).usage.drafted_tokens == 0
 
 
 def test_context_limits(make: Make) -> None:

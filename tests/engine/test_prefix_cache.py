@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,23 @@ def test_pins_know_their_limits(make: Make) -> None:
     assert engine.generate([5] * 101, max_tokens=1).usage.cached_tokens == 0
     assert engine.generate([5] * 101, max_tokens=1, cache_salt="a").usage.cached_tokens == 100
     salted.release()
+
+
+def test_pins_on_their_way_together_keep_to_the_limit(make: Make) -> None:
+    engine = make(kv_memory=PAGES_100)
+    pages = engine.stats().pages
+    engine._loop.call(lambda: time.sleep(0.2))  # all of them are asked for before the first is computed
+    pins = [engine.pin(prompt=[i] * 320, wait=False) for i in range(1, 1 + pages // 10)]
+    refused = []
+    for pin in pins:
+        try:
+            pin.wait(30)
+        except EngineError as error:
+            refused.append(str(error))
+    assert refused
+    assert all("may hold 75%" in message for message in refused)
+    assert 0.5 * pages < engine.stats().pinned_pages <= 0.75 * pages
+    assert engine.generate([99] * 500, max_tokens=4).finish_reason == "length"  # there is room for others
 
 
 def test_a_pin_need_not_be_waited_for(make: Make) -> None:
