@@ -75,7 +75,9 @@ def show(engine: Engine, settings: Sequence[str], tokens: int, *, plain: bool) -
         painter = Painter(engine, plain=plain)
         speculator.listener = painter
         engine.speculate(speculator)
-        painter.rest(prompt, ask(engine, tokens))
+        generation = ask(engine, tokens)
+        engine.speculate("off")  # after this the painter has been told of every draft
+        painter.rest(prompt, generation)
         speculator.listener = None
     print()
     for cells in table(compare(engine, [lambda engine: ask(engine, tokens)], speculators, repeats=2)):
