@@ -188,7 +188,7 @@ class Agent(Generic[DepsT, OutputT]):
             max_calls=self.max_calls,
             max_repeats=self.max_repeats,
             retries=self.retries,
-            limits=options.get("usage_limits") or UsageLimits(),
+            limits=_limits(options.get("usage_limits")),
             sampling=self._sampling(options),
             approve=self._checked_approval(options.get("execute_tools", True)),
             validators=self.output_validators,
@@ -321,6 +321,14 @@ def _local(engine: Any, protocol: TurnProtocol | str | None) -> ChatModel:
     from agentkit.local_model import LocalModel
 
     return LocalModel(engine, protocol)
+
+
+def _limits(limits: Any) -> UsageLimits:
+    if limits is None:
+        return UsageLimits()
+    if not isinstance(limits, UsageLimits):
+        raise InvalidOption(f"usage_limits must be a UsageLimits, such as UsageLimits(request_limit=3), not {limits!r}")
+    return limits
 
 
 def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:

@@ -64,3 +64,9 @@ async def test_no_bound() -> None:
 def test_the_bound_is_checked() -> None:
     with pytest.raises(InvalidOption, match="max_repeats"):
         Agent(ScriptedModel(), max_repeats=0)
+
+
+@pytest.mark.parametrize("limits", [3, 0, {"request_limit": 3}])
+def test_limits_of_another_type_are_refused_before_anything_runs(limits: object) -> None:
+    with pytest.raises(InvalidOption, match="UsageLimits"):
+        Agent(ScriptedModel()).run_sync("hi", usage_limits=limits)
