@@ -6,12 +6,14 @@ import ast
 import functools
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from agentkit.errors import InvalidGrammar
+from agentkit.engine import Engine
+from agentkit.engine.models.store import path
+from agentkit.errors import InvalidGrammar, ModelNotFound
 from agentkit.grammars import Grammar, library
 from tests.cases.judge import BYTES, wrongly_judged
 from tests.grammars.cfg.walks import random_text
@@ -57,3 +59,27 @@ def test_texts(name: str) -> None:
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(InvalidGrammar, match="arithmetic, json, python, sql"):
         library.load("cobol")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    try:
+        path("smollm2-135m")
+    except ModelNotFound:
+        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+    with Engine("smollm2-135m") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("arithmetic", "Write the sum of 12 and 30 as arithmetic: "),
+        pytest.param("json", "Ada is 36 years old and lives in London. As JSON: ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_real_model_writes_what_parsers_take(engine: Engine, name: str, task: str) -> None:
+    for temperature in (0.0, 1.2):
+        written = engine.generate(task, grammar=grammar(name), temperature=temperature, seed=1, max_tokens=32)
+        assert written.finish_reason in ("stop", "length")  # length: it could have gone on, but what is there is whole
+        PARSERS[name](written.text)
