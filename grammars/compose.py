@@ -80,7 +80,7 @@ class _Reader:
         table = at + 10
         fields = [Field(self.text(place), nodes[code[place + 2]], bool(code[place + 3])) for place in range(table, table + 4 * count, 4)]
         table += 4 * count
-        extras = [Extra(nodes[code[place]], nodes[code[place + 1]]) for place in range(table, table + 2 * families, 2)]
+        extras = [Extra(nodes[code[place]], nodes[code[place + 1]], bool(code[place + 2])) for place in range(table, table + 3 * families, 3)]
         return self.b.members(
             fields,
             extras,

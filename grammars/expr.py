@@ -32,7 +32,7 @@ OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, O
 
 MOST = 1 << 30  # repetitions that are counted
 UNBOUNDED = -1  # hi of a repeat, max_properties of an object
-FORMAT = 2  # raised whenever the meaning of a program's integers changes
+FORMAT = 3  # raised whenever the meaning of a program's integers changes
 DECLARED, ANY = 0, 1  # key orders of MEMBERS
 
 Node = int
@@ -58,10 +58,12 @@ class Extra:
 
     Declared names never match an extra, and no undeclared key is ever produced twice.
     The spelling of keys must be one-to-one (one text per name), or names could be repeated under another spelling.
+    asked: at least one member of the families that are marked so has to be there; their names must not run out.
     """
 
     key: Node
     value: Node
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,9 @@ class Builder:
         Callers guarantee that something can match (a required field is not EMPTY, the bounds can be met).
         """
         spec = tuple((f.key, f.value, f.required) for f in fields)
-        more = tuple((e.key, e.value) for e in extras if self.EMPTY not in (e.key, e.value))
+        more = tuple((e.key, e.value, e.asked) for e in extras if self.EMPTY not in (e.key, e.value))
+        if any(e.asked for e in extras) and not any(asked for _, _, asked in more):
+            return self.EMPTY
         punctuation = tuple(self.literal(t) if n is None else n for t, n in ((b":", colon), (b",", comma), (b"}", close)))
         max_properties = _counted(min_properties, max_properties)
         top = UNBOUNDED if max_properties is None else max_properties
@@ -309,7 +313,7 @@ def _children(n: tuple[Any, ...]) -> tuple[Node, ...]:
     if op in (OP_REPEAT, OP_NOT):
         return (n[1],)
     if op == OP_MEMBERS:
-        return (*(v for _, v, _ in n[1]), *(x for pair in n[2] for x in pair), *n[6:10])
+        return (*(v for _, v, _ in n[1]), *(x for extra in n[2] for x in extra[:2]), *n[6:10])
     return ()
 
 
@@ -345,7 +349,7 @@ def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, special
     SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL, ABSENT [op, index]
     TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
     MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
-             (o, length, value', required) per field in declared order, (key', value') per extra,
+             (o, length, value', required) per field in declared order, (key', value', asked) per extra,
              field numbers sorted by key]
     """
     order, called = _reachable(nodes, rules, root)
@@ -390,7 +394,7 @@ def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, special
             code += [len(fields), len(extras), key_order, lo, hi, *(new[s] for s in separators)]
             for key, value, required in fields:
                 code += [place(key), len(key), new[value], int(required)]
-            for key, value in extras:
-                code += [new[key], new[value]]
+            for key, value, asked in extras:
+                code += [new[key], new[value], int(asked)]
             code += sorted(range(len(fields)), key=lambda i: fields[i][0])
     return Program.make(code, starts, bytes(blob), [new[rules[r]] for r in called], new[root], specials)

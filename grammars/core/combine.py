@@ -17,6 +17,7 @@ from agentkit.grammars.core.layout import (
     A_REPEAT,
     A_SEQ,
     ALL,
+    CALLS,
     CHECK,
     EMPTY,
     ENDLESS,
@@ -25,6 +26,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
+    LOOSE,
     N_A,
     N_B,
     N_C,
@@ -33,8 +35,10 @@ from agentkit.grammars.core.layout import (
     PLAIN,
     WIDE,
 )
-from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mk_repeat, mk_seq, nullable, pool, push, scratch, scratch_set, top_of
+from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mix, mk_repeat, mk_seq, nullable, pool, push, scratch, scratch_set, top_of
 from agentkit.grammars.jit import inner
+
+MANY = 16  # members of a choice; in larger ones equal heads are found by hashing
 
 
 @inner
@@ -92,11 +96,14 @@ def sort_scratch(mem, start, count):
 
 @inner
 def _flatten(mem, start, op, zero, unit):
-    """Members of nested `op` nodes side by side from scratch[start] on, sorted; -1 if `zero` (which swallows all) is among them."""
-    end = top_of(mem)
+    """Members of nested `op` nodes side by side from scratch[start] on, sorted; -1 if there is only `zero`, which swallows the others.
+
+    ALL swallows byte strings, so members that may hold special tokens stay beside it.
+    """
+    end, swallow = top_of(mem), False
     for i in range(start, end):
         node = scratch(mem, i)
-        if node == zero:
+        if node == zero and op == A_AND:
             return -1
         if get(mem, node, N_OP) == op:
             offset = get(mem, node, N_A)
@@ -108,7 +115,20 @@ def _flatten(mem, start, op, zero, unit):
         return -1
     count = top_of(mem) - end
     for i in range(count):
-        scratch_set(mem, start + i, scratch(mem, end + i))
+        node = scratch(mem, end + i)
+        swallow |= node == zero
+        scratch_set(mem, start + i, node)
+    if swallow:
+        kept = 1
+        for i in range(count):
+            node = scratch(mem, end + i)
+            if flags_of(mem, node) & PLAIN == 0:
+                scratch_set(mem, start + kept, node)
+                kept += 1
+        if kept == 1:
+            return -1
+        scratch_set(mem, start, zero)
+        count = kept
     count = sort_scratch(mem, start, count)
     mem[H_SCRATCH_TOP] = start + count
     return count
@@ -140,12 +160,12 @@ def _merge_counters(mem, x, y):
 
 
 @inner
-def _alt_node(mem, start, count):
-    """The ALT of the sorted nodes in scratch[start ...]; takes them off the stack."""
-    flags, plain = 0, PLAIN
+def _alt_node(mem, start, count, flags):
+    """The ALT of the sorted nodes in scratch[start ...]; takes them off the stack. flags: further ones for it."""
+    plain = PLAIN
     for i in range(count):
         f = flags_of(mem, scratch(mem, start + i))
-        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED)
+        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED | CALLS)
         plain &= f
     node = cons_list(mem, A_ALT, start, count, flags | plain)
     mem[H_SCRATCH_TOP] = start
@@ -153,17 +173,72 @@ def _alt_node(mem, start, count):
 
 
 @inner
-def _union(mem, x, y):
-    """x | y as it stands: what lies behind a shared head is factored when it is reached, not before (that could take for ever)."""
-    start = top_of(mem)
-    push(mem, x)
-    push(mem, y)
+def _union(mem, start):
+    """Choice of scratch[start ...] as it stands: what lies behind a shared head is factored when it is reached, not before (that could take for ever)."""
     count = _flatten(mem, start, A_ALT, ALL, EMPTY)
     if count > 1:
-        return _alt_node(mem, start, count)
+        return _alt_node(mem, start, count, LOOSE)
     result = ALL if count < 0 else (EMPTY if count == 0 else scratch(mem, start))
     mem[H_SCRATCH_TOP] = start
     return result
+
+
+@inner
+def _same_heads(mem, start, count):
+    """[count]: for each of the nodes in scratch[start ...] the next one with an equal head, -1 if there is none."""
+    size = 64
+    while size < 2 * count:
+        size *= 2
+    table, chain = np.full(size, -1, np.int64), np.full(count, -1, np.int64)
+    for i in range(count - 1, -1, -1):
+        head = _head(mem, scratch(mem, start + i))
+        slot = mix(head, 7) >> 7 & (size - 1)
+        while table[slot] >= 0 and _head(mem, scratch(mem, start + table[slot])) != head:
+            slot = (slot + 1) & (size - 1)
+        chain[i], table[slot] = table[slot], i
+    return chain
+
+
+@inner
+def _join_heads(mem, start, count):
+    """Join nodes in scratch[start ...] that have a head in common: h k | h m = h (k | m). EMPTY stays where one was. Were there any?"""
+    merged, few = False, count <= MANY
+    chain = np.empty(0, np.int64) if few else _same_heads(mem, start, count)
+    for i in range(count):
+        x, top = scratch(mem, start + i), top_of(mem)
+        k = i + 1 if few else chain[i]
+        while x > EPSILON and k >= 0 and k < count:
+            y = scratch(mem, start + k)
+            if y > EPSILON and _head(mem, x) == _head(mem, y):
+                push(mem, _tail(mem, y))
+                scratch_set(mem, start + k, EMPTY)
+            k = k + 1 if few else chain[k]
+        if top_of(mem) > top:
+            push(mem, _tail(mem, x))
+            scratch_set(mem, start + i, mk_seq(mem, _head(mem, x), _union(mem, top)))
+            merged = True
+    return merged
+
+
+@inner
+def _join_counters(mem, start, count):
+    """Join counters in scratch[start ...] that touch; as above."""
+    merged, top = False, top_of(mem)
+    for i in range(count):
+        if get(mem, _head(mem, scratch(mem, start + i)), N_OP) == A_REPEAT:
+            push(mem, start + i)
+    end = top_of(mem)
+    for i in range(top, end):
+        at = scratch(mem, i)
+        for k in range(i + 1, end if scratch(mem, at) > EPSILON else 0):
+            other = scratch(mem, k)
+            joined = _merge_counters(mem, scratch(mem, at), scratch(mem, other)) if scratch(mem, other) > EPSILON else -1
+            if joined >= 0:
+                scratch_set(mem, at, joined)
+                scratch_set(mem, other, EMPTY)
+                merged = True
+    mem[H_SCRATCH_TOP] = top
+    return merged
 
 
 @inner
@@ -175,30 +250,14 @@ def mk_alt(mem, start):
             result = ALL if count < 0 else (EMPTY if count == 0 else scratch(mem, start))
             mem[H_SCRATCH_TOP] = start
             return result
-        merged = False
-        for i in range(count):
-            x = scratch(mem, start + i)
-            if x <= EPSILON:
-                continue
-            for k in range(i + 1, count):
-                y = scratch(mem, start + k)
-                if y <= EPSILON:
-                    continue
-                if _head(mem, x) == _head(mem, y):
-                    joined = mk_seq(mem, _head(mem, x), _union(mem, _tail(mem, x), _tail(mem, y)))
-                else:
-                    joined = _merge_counters(mem, x, y)
-                if joined >= 0:
-                    x = joined
-                    scratch_set(mem, start + i, x)
-                    scratch_set(mem, start + k, EMPTY)
-                    merged = True
-            if mem[H_STATUS]:
-                mem[H_SCRATCH_TOP] = start
-                return EMPTY
+        merged = _join_heads(mem, start, count)
+        merged |= _join_counters(mem, start, count)
+        if mem[H_STATUS]:
+            mem[H_SCRATCH_TOP] = start
+            return EMPTY
         if not merged:
             break
-    return _alt_node(mem, start, count)
+    return _alt_node(mem, start, count, 0)
 
 
 @inner

@@ -27,6 +27,7 @@ from agentkit.grammars.core.layout import (
     ALIVE,
     ALL,
     ANONYMOUS,
+    CALLS,
     CHECK,
     DEAD,
     EMPTY,
@@ -37,7 +38,6 @@ from agentkit.grammars.core.layout import (
     FULL_MEMO,
     FULL_ROWS,
     H_DEPTH,
-    H_EPOCH,
     H_MEMO,
     H_MEMO_COUNT,
     H_MEMO_MASK,
@@ -47,6 +47,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     INFINITE,
+    LOOSE,
     MAX_DEPTH,
     MAX_STATES,
     N_A,
@@ -79,6 +80,7 @@ from agentkit.grammars.core.nodes import (
     bit,
     cons,
     flags_of,
+    fresh_epoch,
     get,
     mix,
     mk_literal,
@@ -99,6 +101,7 @@ from agentkit.grammars.core.objects import (
     can_close_extrakey,
     close_extrakey,
     close_key,
+    extra_allowed,
     extras_allowed,
     key_below,
     may_close,
@@ -162,6 +165,8 @@ def _open_key(mem, obj, keys):
         push(mem, mk_key(mem, obj, keys, root))
     if extras_allowed(mem, obj, keys):
         for j in range(pool(mem, obj + O_EXTRAS)):
+            if not extra_allowed(mem, obj, keys, j):
+                continue
             language = pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * j)
             push(mem, mk_extrakey(mem, obj, keys, root, language, 0, j))
     return mk_alt(mem, base)
@@ -209,6 +214,17 @@ def _object_step(mem, node, symbol):
 
 
 @inner
+def _push_seq(mem, first, rest):
+    """Push first . rest. A choice with rules in it is multiplied out: parses that have come to the same rule then share what follows."""
+    if flags_of(mem, first) & CALLS and get(mem, first, N_OP) == A_ALT:
+        offset = get(mem, first, N_A)
+        for i in range(get(mem, first, N_B)):
+            push(mem, mk_seq(mem, pool(mem, offset + i), rest))
+    else:
+        push(mem, mk_seq(mem, first, rest))
+
+
+@inner
 def derive(mem, node, symbol):
     """Derivative without the check of intersections. EMPTY and nothing memoised when H_STATUS is set."""
     if node <= EPSILON or reg(mem, H_STATUS):
@@ -238,20 +254,28 @@ def derive(mem, node, symbol):
         rest = node
         while get(mem, rest, N_OP) == A_SEQ:
             first, rest = get(mem, rest, N_A), get(mem, rest, N_B)
-            push(mem, mk_seq(mem, derive(mem, first, symbol), rest))
+            _push_seq(mem, derive(mem, first, symbol), rest)
             if not nullable(mem, first):
                 rest = EMPTY
         push(mem, derive(mem, rest, symbol))
         result = mk_alt(mem, base)
     elif op == A_ALT:
         for i in range(get(mem, node, N_B)):
-            push(mem, derive(mem, pool(mem, first + i), symbol))
-        result = mk_alt(mem, base)
+            push(mem, pool(mem, first + i))
+        whole = mk_alt(mem, base) if flags_of(mem, node) & LOOSE else node
+        if whole != node:
+            result = derive(mem, whole, symbol)
+        else:
+            mem[H_SCRATCH_TOP] = base
+            for i in range(get(mem, node, N_B)):
+                push(mem, derive(mem, pool(mem, first + i), symbol))
+            result = mk_alt(mem, base)
     elif op == A_REPEAT:
         lo, hi = get(mem, node, N_B), get(mem, node, N_C)
         inner = derive(mem, first, symbol)
         if inner != EMPTY:
-            result = mk_seq(mem, inner, mk_repeat(mem, first, max(lo - 1, 0), hi - 1 if hi > 0 else hi))
+            _push_seq(mem, inner, mk_repeat(mem, first, max(lo - 1, 0), hi - 1 if hi > 0 else hi))
+            result = mk_alt(mem, base)
     elif op == A_AND:
         for i in range(get(mem, node, N_B)):
             inner = derive(mem, pool(mem, first + i), symbol)
@@ -313,8 +337,7 @@ def alive(mem, node):
         return True
     if f & DEAD:
         return False
-    mem[H_EPOCH] += 1
-    epoch, visited = reg(mem, H_EPOCH), 1
+    epoch, visited = fresh_epoch(mem), 1
     base = top_of(mem)
     put(mem, node, N_MARK, epoch)
     seen = base  # scratch holds pairs: node, next symbol to try; finished nodes go dead when the search fails
@@ -452,9 +475,15 @@ def _set_bit(mem, at, byte):
 @inner
 def first_bytes(mem, node, at):
     """Set in the 8 words at scratch[at] every byte that may begin `node` (possibly more)."""
+    _first_bytes(mem, node, at, fresh_epoch(mem))
+
+
+@inner
+def _first_bytes(mem, node, at, epoch):
     op = get(mem, node, N_OP)
-    if node <= EPSILON or reg(mem, H_STATUS):
+    if node <= EPSILON or get(mem, node, N_MARK) == epoch or reg(mem, H_STATUS):
         return
+    put(mem, node, N_MARK, epoch)
     if op == A_LITERAL:
         _set_bit(mem, at, pool(mem, get(mem, node, N_A)))
     elif op == A_CLASS:
@@ -464,18 +493,22 @@ def first_bytes(mem, node, at):
     elif op == A_SEQ:
         rest = node
         while get(mem, rest, N_OP) == A_SEQ:
-            first_bytes(mem, get(mem, rest, N_A), at)
+            _first_bytes(mem, get(mem, rest, N_A), at, epoch)
             if not nullable(mem, get(mem, rest, N_A)):
                 return
             rest = get(mem, rest, N_B)
-        first_bytes(mem, rest, at)
+            if get(mem, rest, N_MARK) == epoch:
+                return
+            if get(mem, rest, N_OP) == A_SEQ:
+                put(mem, rest, N_MARK, epoch)
+        _first_bytes(mem, rest, at, epoch)
     elif op == A_ALT:
         for i in range(get(mem, node, N_B)):
-            first_bytes(mem, pool(mem, get(mem, node, N_A) + i), at)
+            _first_bytes(mem, pool(mem, get(mem, node, N_A) + i), at, epoch)
     elif op == A_REPEAT:
-        first_bytes(mem, get(mem, node, N_A), at)
+        _first_bytes(mem, get(mem, node, N_A), at, epoch)
     elif op == A_CALL:
-        first_bytes(mem, pool(mem, get(mem, node, N_A)), at)
+        _first_bytes(mem, pool(mem, get(mem, node, N_A)), at, epoch)
     elif op == A_TRIE or op == A_KEY:
         trie = get(mem, node, N_A) if op == A_TRIE else get(mem, node, N_C)
         for i in range(pool(mem, trie + T_COUNT)):
@@ -485,9 +518,9 @@ def first_bytes(mem, node, at):
         if phase != AFTER:
             _set_bit(mem, at, 34)
         else:
-            first_bytes(mem, pool(mem, get(mem, node, N_A) + O_COMMA), at)
+            _first_bytes(mem, pool(mem, get(mem, node, N_A) + O_COMMA), at, epoch)
         if phase == AFTER or phase == FIRST:
-            first_bytes(mem, pool(mem, get(mem, node, N_A) + O_CLOSE), at)
+            _first_bytes(mem, pool(mem, get(mem, node, N_A) + O_CLOSE), at, epoch)
     elif op != A_SPECIAL:
         for i in range(8):
             scratch_set(mem, at + i, -1)

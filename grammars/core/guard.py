@@ -17,6 +17,7 @@ from agentkit.grammars.core.layout import (
     A_SEQ,
     ANONYMOUS,
     EMPTY,
+    EXTRA_SIZE,
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
@@ -27,6 +28,7 @@ from agentkit.grammars.core.layout import (
     N_E,
     N_F,
     N_OP,
+    O_EXTRA,
     O_MIN,
     V_BYTE,
     V_COMPLETE,
@@ -42,7 +44,7 @@ from agentkit.grammars.core.layout import (
     V_STOPS,
 )
 from agentkit.grammars.core.nodes import flags_of, get, mk_seq, nullable, pool, push, reg, scratch, top_of, voc_at
-from agentkit.grammars.core.objects import keys_written, mk_extrakey, required_left
+from agentkit.grammars.core.objects import extra_missing, keys_written, mk_extrakey, required_left
 from agentkit.grammars.core.search import MAX_WITNESS, fits, need, witness
 from agentkit.grammars.core.walks import add_tokens, child_of
 from agentkit.grammars.jit import inner, kernel
@@ -81,6 +83,8 @@ def _names_to_come(mem, node):
     if get(mem, node, N_OP) != A_EXTRAKEY or get(mem, node, N_E) != ANONYMOUS:
         return False
     obj, keys = get(mem, node, N_A), get(mem, node, N_B)
+    if extra_missing(mem, obj, keys) > pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * get(mem, node, N_F) + 2):
+        return True
     return keys_written(mem, obj, keys) + 1 + required_left(mem, obj, keys) < pool(mem, obj + O_MIN)
 
 

@@ -43,11 +43,12 @@ OK, FULL_NODES, FULL_MEMO, FULL_ROWS, FULL_SCRATCH, FULL_POOL, FULL_BANK, TOO_DE
 STRIDE = 16
 N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PLACE = range(16)
 
-NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED = 1, 2, 4, 8, 16, 32, 64, 128
+NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED, CALLS, LOOSE = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512
 """Flags: matches the empty text | an intersection or complement is being read: check that it can still end well |
 many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
 certain to have infinitely many texts | no rules, objects, keys or special tokens anywhere in it: a walk of it serves
-whatever follows | an undeclared key may be being read."""
+whatever follows | an undeclared key may be being read | a rule is called somewhere in it, objects not counted |
+a choice whose members may have heads in common."""
 
 EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
 """Nodes that are always there. ALL: every byte string; ANONYMOUS: the PATH of a key whose characters are not kept."""
@@ -93,10 +94,11 @@ FIRST, AFTER, NEXT = 0, 1, 2  # phases of an OBJECT: before its first key | afte
     O_WORDS,
     O_NEXT_REQUIRED,
     O_DFS,
+    O_NEEDS,
     O_SIZE,
-) = range(17)
+) = range(18)
 FIELD_SIZE = 3  # value, required, key length
-EXTRA_SIZE = 2  # key language, value
+EXTRA_SIZE = 3  # key language, value, whether O_NEEDS asks for it
 
 # trie node in the pool: which text ends here (-1: none), range of texts below in sorted order, depth,
 # bytes to the nearest end of a text, children (byte, node)...

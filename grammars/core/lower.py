@@ -15,6 +15,7 @@ from agentkit.grammars.core.layout import (
     A_KEYSET,
     A_SPECIAL,
     A_TRIE,
+    CALLS,
     EMPTY,
     EPSILON,
     EXTRA_SIZE,
@@ -35,6 +36,7 @@ from agentkit.grammars.core.layout import (
     O_FIELDS,
     O_MAX,
     O_MIN,
+    O_NEEDS,
     O_NEXT_REQUIRED,
     O_ORDER,
     O_REQUIRED,
@@ -293,15 +295,20 @@ def _lower_members(mem, voc, blob, code, at, lowered):
     pool_set(mem, following + fields, fields)
     for i in range(fields - 1, -1, -1):
         pool_set(mem, following + i, i if code[table + 4 * i + 3] else pool(mem, following + i + 1))
-    kept = 0
+    kept, asked, needs = 0, 0, 0
     for j in range(extras):
-        language, value = lowered[code[families + 2 * j]], lowered[code[families + 2 * j + 1]]
+        language, value = lowered[code[families + 3 * j]], lowered[code[families + 3 * j + 1]]
+        asked |= code[families + 3 * j + 2]
         if language != EMPTY and value != EMPTY:
             pool_set(mem, extra + EXTRA_SIZE * kept, language)
             pool_set(mem, extra + EXTRA_SIZE * kept + 1, value)
+            pool_set(mem, extra + EXTRA_SIZE * kept + 2, code[families + 3 * j + 2])
+            needs |= code[families + 3 * j + 2]
             kept += 1
+    if asked != needs:
+        return EMPTY
     for i in range(fields):
-        number = code[families + 2 * extras + i]
+        number = code[families + 3 * extras + i]
         pool_set(mem, dfs + i, number)
         push(mem, number)
     root = build_trie(mem, blob, code, table, 4, base, base + fields, True)
@@ -322,6 +329,7 @@ def _lower_members(mem, voc, blob, code, at, lowered):
     pool_set(mem, obj + O_WORDS, words)
     pool_set(mem, obj + O_NEXT_REQUIRED, following)
     pool_set(mem, obj + O_DFS, dfs)
+    pool_set(mem, obj + O_NEEDS, needs)
     if lowered[code[at + 6]] == EMPTY or lowered[code[at + 8]] == EMPTY:
         return EMPTY
     for _ in range(2 if order == 0 else words + 1):
@@ -361,7 +369,7 @@ def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null,
         rule = code[at + 1]
         if rule_empty[rule]:
             return EMPTY
-        return cons(mem, A_CALL, records[rule], 0, 0, NULLABLE if is_null[rules[rule]] else 0)
+        return cons(mem, A_CALL, records[rule], 0, 0, NULLABLE | CALLS if is_null[rules[rule]] else CALLS)
     if op == OP_TRIE:
         return _lower_trie(mem, voc, blob, code, at)
     if op == OP_MEMBERS:

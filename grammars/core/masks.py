@@ -29,6 +29,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
+    LOOSE,
     N_A,
     N_B,
     N_C,
@@ -52,6 +53,8 @@ from agentkit.grammars.core.objects import any_key, may_close, mk_object
 from agentkit.grammars.core.walks import enter, walk, walk_all
 from agentkit.grammars.jit import inner, kernel
 
+FEW_PARTS = 32  # parts of a state that are taken without looking whether they came before
+MANY_PARTS = 1024  # parts of a state; further ones are walked as they are
 MANY_CALLS = 64  # rules entered while a state is taken apart; those of more are left to the walk
 MANY_JOBS = 1024  # places in one mask at which a walk may leave an undeclared key for later; further ones are walked
 
@@ -63,14 +66,36 @@ def _is_split(mem, first):
 
 
 @inner
+def _is_new(seen, node, after):
+    """Is the pair not in the hash table `seen` [slots, 2] yet? Then it is from now on."""
+    mask = seen.shape[0] - 1
+    slot = mix(node, after) >> 7 & mask
+    while seen[slot, 0] != 0:
+        if seen[slot, 0] == node and seen[slot, 1] == after:
+            return False
+        slot = (slot + 1) & mask
+    seen[slot, 0], seen[slot, 1] = node, after
+    return True
+
+
+@inner
+def _factored(mem, node):
+    """A choice with what its members' heads have in common in front."""
+    start = top_of(mem)
+    for i in range(get(mem, node, N_B)):
+        push(mem, pool(mem, get(mem, node, N_A) + i))
+    return mk_alt(mem, start)
+
+
+@inner
 def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
     """Add to `row` every token that `state` can read, but for those of undeclared keys that are left in `keys`; returns their number.
 
     The state is taken apart into heads with what follows each. Runs of characters and plain heads have records, objects are
     opened up to get at theirs, and all other heads are put together again and walked at once.
     """
-    base, calls = top_of(mem), 0
-    plain = np.empty(64, np.int64)
+    base, calls, parts = top_of(mem), 0, 0
+    plain, seen = np.empty(64, np.int64), np.empty((0, 2), np.int64)
     count, found = 0, 0
     jobs[0, 0] = 0
     push(mem, state)
@@ -79,14 +104,25 @@ def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
         mem[H_SCRATCH_TOP] -= 2
         node, after = scratch(mem, top_of(mem)), scratch(mem, top_of(mem) + 1)
         op, f = get(mem, node, N_OP), flags_of(mem, node)
-        if node == EPSILON and after != EPSILON:
+        parts += 1
+        if parts == FEW_PARTS:
+            seen = np.zeros((2 * MANY_PARTS, 2), np.int64)
+        if parts >= FEW_PARTS and parts < MANY_PARTS and not _is_new(seen, node, after):
+            continue
+        if parts >= MANY_PARTS:
+            walk_all(mem, voc, row, mk_seq(mem, node, after), jobs)
+        elif node == EPSILON and after != EPSILON:
             push(mem, after)
             push(mem, EPSILON)
         elif op == A_SEQ and _is_split(mem, get(mem, node, N_A)):
             push(mem, get(mem, node, N_A))
             push(mem, mk_seq(mem, get(mem, node, N_B), after))
         elif op == A_ALT:
-            for i in range(get(mem, node, N_B)):
+            whole = _factored(mem, node) if f & LOOSE else node
+            if whole != node:
+                push(mem, whole)
+                push(mem, after)
+            for i in range(get(mem, node, N_B) if whole == node else 0):
                 push(mem, pool(mem, get(mem, node, N_A) + i))
                 push(mem, after)
         elif op == A_EXTRAKEY and found < keys.shape[0]:

@@ -17,6 +17,7 @@ from agentkit.grammars.core.layout import (
     A_REPEAT,
     A_SEQ,
     ALL,
+    CALLS,
     CHECK,
     EMPTY,
     ENDLESS,
@@ -24,6 +25,7 @@ from agentkit.grammars.core.layout import (
     FULL_NODES,
     FULL_POOL,
     FULL_SCRATCH,
+    H_EPOCH,
     H_HASH,
     H_HASH_MASK,
     H_NODE_CAP,
@@ -107,6 +109,15 @@ def pool_take(mem, count):
         return -1
     mem[H_POOL_COUNT] = at + count
     return at
+
+
+@inner
+def fresh_epoch(mem):
+    """A number that no node's N_MARK has yet."""
+    mem[H_EPOCH] += 1
+    if mem[H_EPOCH] == 0:  # the number of a node that was never marked, after 4 billion epochs
+        mem[H_EPOCH] = 1
+    return np.int64(mem[H_EPOCH])
 
 
 @inner
@@ -260,7 +271,7 @@ def _mk_seq2(mem, first, rest):
             if rest == EPSILON:
                 return first
     f, r = flags_of(mem, first), flags_of(mem, rest)
-    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & ENDLESS)
+    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & (ENDLESS | CALLS))
     if f & NULLABLE:
         flags |= r & (CHECK | WIDE | KEYED)
     return cons(mem, A_SEQ, first, rest, 0, flags)
@@ -301,7 +312,7 @@ def mk_repeat(mem, child, lo, hi):
         return child
     if lo == 0 and hi < 0 and get(mem, child, N_OP) == A_CLASS and get(mem, child, N_B) == 256:
         return ALL
-    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & (WIDE | PLAIN)))
+    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & (WIDE | PLAIN | CALLS)))
 
 
 @inner

@@ -6,6 +6,7 @@ beside it, so a key costs the same with two declared names or two thousand. Unde
 
 KEYSET record, declared order: [next field, count, used undeclared paths...]
                any order:      [bits of used fields (32 a word)..., count, used undeclared paths...]
+               count: twice the members written, and 1 more once the undeclared member that O_NEEDS asks for is among them
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from agentkit.grammars.core.layout import (
     O_FIELDS,
     O_MAX,
     O_MIN,
+    O_NEEDS,
     O_NEXT_REQUIRED,
     O_ORDER,
     O_REQUIRED,
@@ -81,7 +83,13 @@ def words_of(mem, obj):
 
 @inner
 def keys_written(mem, obj, keys):
-    return pool(mem, get(mem, keys, N_A) + words_of(mem, obj))
+    return pool(mem, get(mem, keys, N_A) + words_of(mem, obj)) >> 1
+
+
+@inner
+def extra_missing(mem, obj, keys):
+    """1 if an undeclared member that the object asks for has still to come, else 0."""
+    return pool(mem, obj + O_NEEDS) & ~pool(mem, get(mem, keys, N_A) + words_of(mem, obj))
 
 
 @inner
@@ -135,7 +143,7 @@ def field_allowed(mem, obj, keys, i):
     if declared and i > pool(mem, pool(mem, obj + O_NEXT_REQUIRED) + pool(mem, get(mem, keys, N_A))):
         return False
     top, least, count = pool(mem, obj + O_MAX), pool(mem, obj + O_MIN), keys_written(mem, obj, keys) + 1
-    if top >= 0 and count + required_left(mem, obj, keys) - pool(mem, field + 1) > top:
+    if top >= 0 and count + required_left(mem, obj, keys) - pool(mem, field + 1) + extra_missing(mem, obj, keys) > top:
         return False
     if count < least and pool(mem, obj + O_EXTRAS) == 0:
         rest = _available(mem, obj, keys, i) if declared else _available(mem, obj, keys, -1) - 1
@@ -156,8 +164,18 @@ def extras_allowed(mem, obj, keys):
 
 
 @inner
+def extra_allowed(mem, obj, keys, family):
+    """Where an undeclared key may come: one of this family? Not if it took the last place of one that is asked for."""
+    top, missing = pool(mem, obj + O_MAX), extra_missing(mem, obj, keys)
+    if top < 0 or missing == 0 or pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family + 2):
+        return True
+    return keys_written(mem, obj, keys) + 1 + required_left(mem, obj, keys) + missing <= top
+
+
+@inner
 def may_close(mem, obj, keys):
-    return required_left(mem, obj, keys) == 0 and keys_written(mem, obj, keys) >= pool(mem, obj + O_MIN)
+    missing = required_left(mem, obj, keys) + extra_missing(mem, obj, keys)
+    return missing == 0 and keys_written(mem, obj, keys) >= pool(mem, obj + O_MIN)
 
 
 @inner
@@ -176,19 +194,20 @@ def any_key(mem, obj, keys):
 
 
 @inner
-def keyset_with(mem, obj, keys, i, path):
-    """The KEYSET after declared key `i` (or, if i < 0, the undeclared key `path`) has been written."""
+def keyset_with(mem, obj, keys, i, path, family):
+    """The KEYSET after declared key `i` (or, if i < 0, the undeclared key `path` of a family) has been written."""
     base = top_of(mem)
     record, length, words = get(mem, keys, N_A), get(mem, keys, N_B), words_of(mem, obj)
     for k in range(length):
         push(mem, pool(mem, record + k))
-    scratch_set(mem, base + words, scratch(mem, base + words) + 1)
+    scratch_set(mem, base + words, scratch(mem, base + words) + 2)
     if i >= 0:
         if pool(mem, obj + O_ORDER) == 0:
             scratch_set(mem, base, i + 1)
         else:
             scratch_set(mem, base + (i >> 5), scratch(mem, base + (i >> 5)) | bit(i & 31))
     else:
+        scratch_set(mem, base + words, scratch(mem, base + words) | pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family + 2))
         push(mem, path)
         sort_scratch(mem, base + words + 1, length - words)
     node = cons_list(mem, A_KEYSET, base, top_of(mem) - base, 0)
@@ -252,14 +271,14 @@ def after_key(mem, obj, value, keys):
 def close_key(mem, obj, keys, i):
     """What follows the closing quote of declared key `i`."""
     value = pool(mem, pool(mem, obj + O_FIELD) + FIELD_SIZE * i)
-    return after_key(mem, obj, value, keyset_with(mem, obj, keys, i, 0))
+    return after_key(mem, obj, value, keyset_with(mem, obj, keys, i, 0, 0))
 
 
 @inner
 def close_extrakey(mem, obj, keys, path, family):
     """What follows the closing quote of the undeclared key `path`."""
     value = pool(mem, pool(mem, obj + O_EXTRA) + EXTRA_SIZE * family + 1)
-    return after_key(mem, obj, value, keyset_with(mem, obj, keys, -1, path))
+    return after_key(mem, obj, value, keyset_with(mem, obj, keys, -1, path, family))
 
 
 @inner

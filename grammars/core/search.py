@@ -30,7 +30,6 @@ from agentkit.grammars.core.layout import (
     EXTRA_SIZE,
     FIELD_SIZE,
     FIRST,
-    H_EPOCH,
     H_SCRATCH_TOP,
     H_STATUS,
     INFINITE,
@@ -67,8 +66,18 @@ from agentkit.grammars.core.layout import (
     V_SPECIAL_COUNT,
     V_SPECIALS,
 )
-from agentkit.grammars.core.nodes import get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
-from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, close_key, field_allowed, is_used, keys_written, may_collide, words_of
+from agentkit.grammars.core.nodes import fresh_epoch, get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
+from agentkit.grammars.core.objects import (
+    can_close_extrakey,
+    close_extrakey,
+    close_key,
+    extra_missing,
+    field_allowed,
+    is_used,
+    keys_written,
+    may_collide,
+    words_of,
+)
 from agentkit.grammars.core.walks import child_of
 from agentkit.grammars.jit import inlined, inner, kernel
 
@@ -81,8 +90,7 @@ def _search_need(mem, node):
     """Length of the shortest text of an intersection or complement: breadth-first over derivatives."""
     if nullable(mem, node):
         return 0
-    mem[H_EPOCH] += 1
-    epoch, base = reg(mem, H_EPOCH), top_of(mem)
+    epoch, base = fresh_epoch(mem), top_of(mem)
     push(mem, node)
     put(mem, node, N_MARK, epoch)
     level_end, distance, at = base + 1, 1, base
@@ -136,8 +144,7 @@ def _name_length(mem, language, rank):
         if words >= rank or length >= MANY_LETTERS:
             mem[H_SCRATCH_TOP] = base
             return longest, 1 if words >= rank else 0
-        mem[H_EPOCH] += 1
-        epoch = reg(mem, H_EPOCH)
+        epoch = fresh_epoch(mem)
         for at in range(base, end, 2):
             for byte in range(256):
                 following = step(mem, scratch(mem, at), byte)
@@ -162,8 +169,10 @@ def _name_length(mem, language, rank):
 
 
 @inlined
-def _free_extra_need(mem, obj, keys, count):
+def _free_extra_need(mem, obj, keys, count, asked):
     """Bytes that suffice for each of `count` more undeclared members: quotes, name, colon, value and white space.
+
+    asked: 1 for members of the families that O_NEEDS asks for only.
 
     As many of the shortest names of a family as may be taken already are passed over. A family that has fewer names counts only
     if there is no other, and then with its longest one.
@@ -173,6 +182,8 @@ def _free_extra_need(mem, obj, keys, count):
     around = 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, pool(mem, obj + O_TAIL))
     for j in range(pool(mem, obj + O_EXTRAS)):
         at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * j
+        if asked > pool(mem, at + 2):
+            continue
         length, is_enough = _name_length(mem, pool(mem, at), taken + count)
         if length >= 0:
             total = around + length + need(mem, pool(mem, at + 1))
@@ -192,7 +203,7 @@ def _cheapest_members(mem, obj, keys, count):
         field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
         if pool(mem, field + 1) == 0 and not is_used(mem, obj, keys, i):
             push(mem, _field_need(mem, obj, i))
-    extra = _free_extra_need(mem, obj, keys, count)
+    extra = _free_extra_need(mem, obj, keys, count + extra_missing(mem, obj, keys), 0)
     for _ in range(count):
         best, at = extra, -1
         for i in range(base, top_of(mem)):
@@ -214,9 +225,13 @@ def _object_need(mem, node):
         if pool(mem, pool(mem, obj + O_FIELD) + FIELD_SIZE * i + 1) and not is_used(mem, obj, keys, i):
             members += 1
             total = min(total + _field_need(mem, obj, i), INFINITE)
+    missing = extra_missing(mem, obj, keys)
+    members += missing
     more = max(pool(mem, obj + O_MIN) - keys_written(mem, obj, keys) - members, 0)
     if phase == NEXT and members == 0:
         more = max(more, 1)
+    if missing:
+        total = min(total + _free_extra_need(mem, obj, keys, more + 1, 1), INFINITE)
     if more:
         total = min(total + _cheapest_members(mem, obj, keys, more), INFINITE)
         members += more

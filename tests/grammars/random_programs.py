@@ -53,10 +53,10 @@ def random_object(b: Builder, rng: random.Random, value: Node) -> Node:
         fields.append(Field(name, b.EMPTY if not required and rng.random() < 0.2 else digit, required))
     extras = []
     if rng.random() < 0.6:
-        extras.append(Extra(b.repeat(b.byte_class(LETTERS), rng.randint(0, 1)), b.literal(b"9")))
+        extras.append(Extra(b.repeat(b.byte_class(LETTERS), rng.randint(0, 1)), b.literal(b"9"), rng.random() < 0.3))
     if rng.random() < 0.2:
-        extras.append(Extra(b.seq(b.literal(b"a"), b.repeat(b.byte_class(LETTERS), 0, 2)), b.literal(b"8")))
-    required_count = sum(f.required for f in fields)
+        extras.append(Extra(b.seq(b.literal(b"a"), b.repeat(b.byte_class(LETTERS), 0, 2)), b.literal(b"8"), rng.random() < 0.5))
+    required_count = sum(f.required for f in fields) + any(e.asked for e in extras)
     supply = len([f for f in fields if f.value != b.EMPTY]) + (3 if extras and extras[0].value else 0)
     low = rng.randint(0, min(supply, 2)) if rng.random() < 0.4 else 0
     high = rng.choice([None, None, max(low, required_count), max(low, required_count) + 1])

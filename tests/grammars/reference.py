@@ -79,9 +79,9 @@ class Reference:
             offset, size, value, required = c[at : at + 4]
             spec.append((self.blob[offset : offset + size], self.node(value), bool(required)))
             at += 4
-        more = [(self.node(c[at + 2 * k]), self.node(c[at + 1 + 2 * k])) for k in range(extras)]
+        more = [(self.node(c[at + 3 * k]), self.node(c[at + 1 + 3 * k]), bool(c[at + 2 + 3 * k])) for k in range(extras)]
         rules = (tuple(spec), tuple(more), order, lo, None if hi < 0 else hi, *(self.node(s) for s in separators))
-        return ("members", rules, frozenset(), 0, ())
+        return ("members", rules, frozenset(), 0, any(asked for _, _, asked in more))
 
     # -- nullability and emptiness ------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Reference:
         return found
 
     # -- objects ------------------------------------------------------------------------------------------------
-    # ("members", rules, names seen, members so far, place): `place` is () before a member or after the last one.
+    # ("members", rules, names seen, members so far, whether an undeclared member that is asked for is still missing)
     # ("key", members, bytes of the key so far)
 
     def _usable(self, members: tuple, rules: tuple[bool, ...]) -> Iterator[tuple[bytes, tuple]]:
@@ -215,8 +215,8 @@ class Reference:
     def _taken(self, members: tuple) -> set[bytes]:
         return {key for key, _, _ in members[1][0]} | set(members[2])
 
-    def _after(self, members: tuple, key: bytes) -> tuple:
-        return ("members", members[1], members[2] | {key}, members[3] + 1, ())
+    def _after(self, members: tuple, key: bytes, asked: bool = False) -> tuple:
+        return ("members", members[1], members[2] | {key}, members[3] + 1, members[4] and not asked)
 
     def _members_nonempty(self, m: tuple, rules: tuple[bool, ...]) -> bool:
         spec, _more, order, lo, hi, colon, comma, close, _ = m[1]
@@ -232,13 +232,15 @@ class Reference:
             left = sum(self._nonempty(v, rules) for _, v, _ in spec[start:])
         else:
             left = sum(key not in m[2] and self._nonempty(v, rules) for key, v, _ in spec)
-        if hi is not None and m[3] + len(wanted) > hi:
+        if hi is not None and m[3] + len(wanted) + m[4] > hi:
+            return False
+        if m[4] and not self._spare_names(m, 1, rules, asked=True):
             return False
         short = lo - m[3] - left
         return short <= 0 or self._spare_names(m, short, rules)
 
-    def _spare_names(self, m: tuple, wanted: int, rules: tuple[bool, ...]) -> bool:
-        keys = alt(*(key for key, value in m[1][1] if self._nonempty(value, rules)))
+    def _spare_names(self, m: tuple, wanted: int, rules: tuple[bool, ...], asked: bool = False) -> bool:
+        keys = alt(*(key for key, value, is_asked in m[1][1] if is_asked >= asked and self._nonempty(value, rules)))
         taken = self._taken(m)
         for word in self.words(keys):
             wanted -= word not in taken
@@ -253,20 +255,20 @@ class Reference:
             if key.startswith(so_far):
                 yield key, self._after(m, key)
         taken = self._taken(m)
-        for key, value in self._extras(m):
+        for key, value, asked in self._extras(m):
             if not self._nonempty(value, rules):
                 continue
             for b in so_far:
                 key = self._derive(key, b)
             found = next((w for w in self.words(key) if so_far + w not in taken), None)
             if found is not None:
-                yield so_far + found, self._after(m, so_far + found)
+                yield so_far + found, self._after(m, so_far + found, asked)
 
     def _derive_members(self, m: tuple, c: int | str) -> tuple:
         spec, _, _, lo, _, _, comma, close, tail = m[1]
         lead = EPSILON if m[3] == 0 else tail
         options = []
-        if m[3] >= lo and all(key in m[2] for key, _, required in spec if required):
+        if m[3] >= lo and not m[4] and all(key in m[2] for key, _, required in spec if required):
             options.append(seq(lead, close))
         key = seq(text_of(b'"'), ("key", m, b""))
         options.append(key if m[3] == 0 else seq(lead, comma, key))
@@ -278,10 +280,10 @@ class Reference:
         colon = m[1][5]
         options = []
         if c == ord('"'):
-            values = [value for key, value in self._usable(m, rules) if key == so_far]
+            values = [(value, False) for key, value in self._usable(m, rules) if key == so_far]
             if so_far not in self._taken(m):
-                values += [value for key, value in self._extras(m) if self._matches(key, so_far)]
-            options += [seq(colon, value, self._after(m, so_far)) for value in values]
+                values += [(value, asked) for key, value, asked in self._extras(m) if self._matches(key, so_far)]
+            options += [seq(colon, value, self._after(m, so_far, asked)) for value, asked in values]
         if isinstance(c, int):
             longer = ("key", m, so_far + bytes([c]))
             if next(self._key_ends(longer, rules), None) is not None:
@@ -341,8 +343,17 @@ def seq(*parts: tuple) -> tuple:
 def alt(*parts: tuple) -> tuple:
     flat = frozenset(x for p in parts for x in (p[1] if p[0] == "alt" else (p,)) if x != EMPTY)
     if ("not", EMPTY) in flat:
-        return ("not", EMPTY)
+        flat = frozenset(x for x in flat if x == ("not", EMPTY) or not _is_text(x))
     return EMPTY if not flat else next(iter(flat)) if len(flat) == 1 else ("alt", flat)
+
+
+def _is_text(x: tuple) -> bool:
+    """Certainly without special tokens."""
+    if x[0] == "class":
+        return all(isinstance(c, int) for c in x[1])
+    if x[0] in ("seq", "alt", "and"):
+        return all(map(_is_text, x[1]))
+    return _is_text(x[1]) if x[0] == "rep" else x[0] in ("eps", "empty", "not")
 
 
 def both(*parts: tuple) -> tuple:

@@ -28,6 +28,20 @@ def grammar_of(root: Node, builder: Builder) -> Grammar:
     return Grammar(builder.program(root))
 
 
+def test_all_byte_strings_do_not_swallow_a_special_token() -> None:
+    builder = Builder()
+    called = builder.seq(builder.special("<|call|>"), builder.literal(b"x"))
+    matcher = grammar_of(builder.alt(builder.complement(builder.EMPTY), called, builder.literal(b"text")), builder).matcher(WITH)
+    assert matcher.allows(CALL)
+    assert CALL in allowed(matcher)
+    written = matcher.fork()
+    written.accept_bytes(b"te")
+    assert not written.allows(CALL)
+    assert written.is_accepting
+    matcher.accept(CALL)
+    assert allowed(matcher) == [ord("x")]
+
+
 def test_a_special_token_is_no_text_and_text_is_no_special_token() -> None:
     builder = Builder()
     anything = builder.repeat(utf8_class(builder, SCALARS), 0, 12)

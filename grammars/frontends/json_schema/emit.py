@@ -130,7 +130,7 @@ class Emitter:
     def _object(self, s: Object) -> Node:
         b = self.b
         fields = [Field(spell_key(name), self._member(t), name in s.required) for name, t in s.fields.items() if spellable(name)]
-        extras = [Extra(f.names.key_node(b), self._member(f.type)) for f in s.extras if f.type in self.solver.alive]
+        extras = [Extra(f.names.key_node(b), self._member(f.type), f.asked) for f in s.extras if f.type in self.solver.alive]
         inside = b.members(
             fields,
             extras,

@@ -21,10 +21,14 @@ MAX_FAMILIES = 64
 
 
 class Family(NamedTuple):
-    """The undeclared names within `names`, whose values have one type."""
+    """The undeclared names within `names`, whose values have one type.
+
+    asked: a property of one of the families that are marked so has to be there. Only these share their names with another family.
+    """
 
     names: Strings
     type: Type
+    asked: bool = False
 
 
 EVERYTHING = (Family(ANY_STRING, TRUE),)

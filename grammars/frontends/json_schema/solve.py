@@ -101,7 +101,7 @@ class Solver:
             usable = sum(map(spellable, s.names()))
             return usable + sum(x.count_up_to(s.lo - usable) for x in s.sets if x.only is None and usable < s.lo) >= s.lo
         if isinstance(s, Object):
-            return not self._missing(s) and self._enough(s)
+            return not self._missing(s) and self._enough(s) and (not any(f.asked for f in s.extras) or any(f.asked and f.type in self.alive for f in s.extras))
         return True
 
     def _missing(self, s: Object) -> list[str]:

@@ -7,17 +7,16 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
 
 from agentkit.errors import GrammarTooComplex, UnsupportedSchema
 from agentkit.grammars.frontends.json_schema.algebra import intersect
-from agentkit.grammars.frontends.json_schema.families import Family
-from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING
+from agentkit.grammars.frontends.json_schema.families import Family, minus
+from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ARRAY, Array, Exists, Object
-from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type, Types
+from agentkit.grammars.frontends.json_schema.types import FALSE, Type, Types
 
 MAX_STATES = 4096
-MAX_OPTIONAL = 6  # optional properties among which "some undeclared property" is counted out
+MANY_NAMES = 1000  # names enough not to run out while properties of other values are written
 
 State = tuple[int, ...]
 
@@ -86,19 +85,23 @@ def _moves(a: Array, state: State, far: int, types: Types) -> Iterator[tuple[Typ
 
 
 def settle(o: Object, types: Types) -> list[Object]:
-    """An object with `Exists` conditions as a union of objects without."""
+    """An object with `Exists` conditions as a union of objects without; in some of them a family of names is `asked` for."""
     done: list[Object] = []
-    waiting = [o]
+    names = sorted({n for e in o.some for n in e.but if n not in o.fields})
+    o = Object({**o.fields, **{n: o.member(n) for n in names}}, o.required, o.extras, o.lo, o.hi, o.some)
+    waiting: list[tuple[Object, Exists | None]] = [(o, None)]
     while waiting:
-        current = waiting.pop()
+        current, asked = waiting.pop()
         left = [e for e in current.some if not _met(current, e, types)]
         if not left:
-            done.append(Object(current.fields, current.required, current.extras, current.lo, current.hi))
+            made = current if asked is None else _asking(current, asked, types)
+            done.append(Object(made.fields, made.required, made.extras, made.lo, made.hi))
             continue
         first = min(left, key=lambda e: sum(n not in e.but for n in current.fields))
         plain = Object(current.fields, current.required, current.extras, current.lo, current.hi, tuple(e for e in left if e is not first))
-        waiting += _with_declared(plain, first, types)
-        waiting += _with_undeclared(plain, first, types)
+        waiting += [(made, asked) for made in _with_declared(plain, first, types)]
+        if _some_undeclared(plain, first, types):
+            waiting.append((plain, _both_asked(plain, asked, first, types)))
         if len(waiting) + len(done) > MAX_STATES:
             raise GrammarTooComplex("alternatives", f"complements of objects give more than {MAX_STATES} alternatives")
     return done
@@ -123,28 +126,52 @@ def _with_declared(o: Object, e: Exists, types: Types) -> list[Object]:
     return out
 
 
-def _with_undeclared(o: Object, e: Exists, types: Types) -> list[Object]:
-    """An undeclared name carries it: only where every undeclared name would do, so that counting properties decides."""
-    matching: list[Family] = []
+def _inside(family: Family, e: Exists) -> Strings | None:
+    """The names of a family that a condition is about."""
+    return family.names if e.names is ANY_STRING or family.names is e.names else family.names.intersect(e.names)
+
+
+def _some_undeclared(o: Object, e: Exists, types: Types) -> bool:
+    """Whether an undeclared name may carry the value asked for."""
     for family in o.extras:
-        names = family.names if e.names is ANY_STRING else family.names.intersect(e.names)
-        if family.type is not FALSE and names is not None and not names.is_empty() and types.both(family.type, e.type) is not FALSE:
-            matching.append(family)
-    if not matching:
-        return []
-    o = Object({**o.fields, **{n: o.member(n) for n in sorted(e.but) if n not in o.fields}}, o.required, o.extras, o.lo, o.hi, o.some)
+        if types.both(family.type, e.type) is not FALSE:
+            names = _inside(family, e)
+            if names is not None and not names.is_empty():
+                return True
+    return False
+
+
+def _serves(o: Object, e: Exists, types: Types) -> bool:
+    """Whether every undeclared name does."""
     usable = [f for f in o.extras if f.type is not FALSE]
-    optional = [n for n, t in o.fields.items() if n not in o.required and t is not FALSE]
-    whole = e.names is ANY_STRING or all(f.names is e.names for f in usable)
-    serves = all(f.type is e.type or e.type is TRUE for f in usable)
-    if not (whole and serves and len(optional) <= MAX_OPTIONAL):
-        raise UnsupportedSchema("#", "not", "it asks for some undeclared property with a value of a certain kind")
-    out: list[Object] = []
-    for n in range(len(optional) + 1):
-        for used in combinations(optional, n):
-            present = o.required | frozenset(used)
-            fields = {name: (FALSE if name in optional and name not in used else t) for name, t in o.fields.items()}
-            lo = max(o.lo, len(present) + 1)
-            if o.hi is None or lo <= o.hi:
-                out.append(Object(fields, present, o.extras, lo, o.hi, o.some))
-    return out
+    return all(_inside(f, e) is f.names and types.both(f.type, e.type) is f.type for f in usable)
+
+
+def _both_asked(o: Object, asked: Exists | None, e: Exists, types: Types) -> Exists:
+    """One condition on undeclared names in place of two."""
+    if asked is None or _serves(o, asked, types):
+        return e
+    if not _serves(o, e, types) and (asked.names is not e.names or asked.type is not e.type):
+        raise UnsupportedSchema("#", "not", "it asks for several undeclared properties with values of certain kinds")
+    return asked
+
+
+def _asking(o: Object, e: Exists, types: Types) -> Object:
+    """`o` with its families of undeclared names cut into what meets the condition, and is asked for, and the rest."""
+    extras: list[Family] = []
+    for family in o.extras:
+        inside = _inside(family, e)
+        yes = types.both(family.type, e.type)
+        if yes is FALSE or inside is None or inside.is_empty():
+            extras.append(family)
+            continue
+        if inside is not family.names:
+            extras += [Family(names, family.type) for names in minus(family.names, e.names, "#", "not")]
+        no = FALSE if yes is family.type else types.both(family.type, types.negate(e.type))
+        if no is not FALSE:
+            extras.append(Family(inside, no))
+        enough = len(o.fields) + 1 if no is FALSE else MANY_NAMES
+        if inside.only is not None or inside.count_up_to(enough) < enough:
+            raise UnsupportedSchema("#", "not", "it asks for some undeclared property of which there are few names")
+        extras.append(Family(inside, yes, True))
+    return Object(o.fields, o.required, tuple(extras), max(o.lo, len(o.required) + 1), o.hi)

@@ -40,3 +40,40 @@ def test_random_grammars(seed: int) -> None:
     for walk in range(3):
         written = random_text(grammar, BYTES, np.random.default_rng(1000 * seed + walk), 4)
         assert takes(parser, written), (text, written)
+
+
+AMBIGUOUS = {
+    "each other": 's: t t | "a"\nt: s s | "a" s\n',
+    "twice": 's: s s "b"? | "a" | "b"\n',
+    "with nothing": 's: "(" s ")" s | s s | "a" |\n',
+    "palindromes": 's: "a" s "a" | "b" s "b" | "a" | "b" |\n',
+    "a stack that may end": 's: "a" s x | "a"\nx: "b" | "c" x |\n',
+}
+
+
+@pytest.mark.parametrize("rules", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_ambiguity_costs_a_polynomial(rules: str) -> None:
+    """States made for a text of twice the length: a power of two more, not the square."""
+    matcher = Grammar.from_lark(f"start: s\n{rules}").matcher(BYTES)
+    made: list[int] = []
+    for _ in range(20):
+        before = matcher._arena.node_count
+        matcher.mask()
+        matcher.accept(ord("a"))
+        made.append(matcher._arena.node_count - before)
+    assert sum(made[10:]) <= 40 * sum(made[:10]) + 400
+
+
+def test_ambiguity_within_one_byte_costs_a_polynomial() -> None:
+    """The grammar of seed 17, whose parses share their beginnings only if choices are multiplied out."""
+    text, _ = plain_grammar(random.Random(17))
+    matcher = Grammar.from_lark(text).matcher(BYTES)
+    rng = np.random.default_rng(0)
+    before = matcher._arena.node_count
+    for _ in range(24):
+        row = matcher.mask()
+        choices = [t for t in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() if t < 256]
+        if not choices:
+            break
+        matcher.accept(int(rng.choice(choices)))
+    assert matcher._arena.node_count - before < 50_000

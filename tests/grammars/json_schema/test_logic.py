@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
 
-from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
+from agentkit.errors import GrammarTooComplex, GrammarViolation, UnsatisfiableSchema, UnsupportedSchema
+from agentkit.grammars import Grammar
 from agentkit.grammars.frontends.json_schema import compile_schema
-from tests.grammars.json_schema.oracle import check
+from tests.cases.judge import BYTES
+from tests.grammars.cfg.walks import random_text
+from tests.grammars.json_schema.oracle import check, dump
+from tests.grammars.reference import Reference, accepts
 
 INTEGER = {"type": "integer"}
 
@@ -72,9 +80,52 @@ def test_not_of_a_closed_object() -> None:
     check({"type": "object", "not": closed}, ["{}", '{"a":"x"}', '{"a":1,"b":2}', '{"b":1}'], ['{"a":1}'], key_order="any")
 
 
+SOME_UNDECLARED: list[dict[str, Any]] = [
+    {"type": "object", "not": {"additionalProperties": {"type": "string"}}},
+    {"type": "object", "properties": {"a": INTEGER}, "not": {"additionalProperties": {"type": "string"}, "properties": {"b": True}}},
+    {"type": "object", "maxProperties": 2, "required": ["a"], "not": {"properties": {"a": {}}, "additionalProperties": {"type": "string"}}},
+    {"type": "object", "not": {"patternProperties": {"^x": {"type": "string"}}}},
+    {"type": "object", "additionalProperties": {"type": ["string", "integer"]}, "minProperties": 1, "not": {"additionalProperties": {"type": "string"}}},
+    {"type": "object", "properties": dict.fromkeys("abcdefgh", INTEGER), "not": {"properties": dict.fromkeys("abcdefgh", True), "additionalProperties": False}},
+    {
+        "type": "object",
+        "allOf": [{"not": {"additionalProperties": {"type": "string"}}}, {"not": {"additionalProperties": {"type": "string"}, "properties": {"a": {}}}}],
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SOME_UNDECLARED)
+def test_some_undeclared_property_of_a_kind(schema: dict[str, Any]) -> None:
+    """What the slow reference, the compiled masks and jsonschema say of the same objects."""
+    compiled = compile_schema(schema, key_order="any")
+    known, rng = Reference(compiled.program), random.Random(1)
+    start = Grammar(compiled.program).matcher(BYTES)
+    for _ in range(60):
+        value = {rng.choice(["a", "b", "x", "xa", "h"]): rng.choice([1, "s", True]) for _ in range(rng.randint(0, 3))}
+        valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        text = dump(value).encode()
+        assert accepts(known, text) == valid, value
+        matcher = start.fork()
+        try:
+            matcher.accept_bytes(text)
+        except GrammarViolation:
+            assert not valid, value
+        else:
+            assert matcher.is_accepting == valid, value
+
+
+@pytest.mark.parametrize("schema", SOME_UNDECLARED)
+def test_some_undeclared_property_is_written_in_time(schema: dict[str, Any]) -> None:
+    grammar = Grammar.from_json_schema(schema)
+    for seed in range(3):
+        value = json.loads(random_text(grammar, BYTES, np.random.default_rng(seed), 24))
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+
 def test_a_complement_that_cannot_be_expressed_is_refused_by_name() -> None:
+    several = [{"patternProperties": {"a": {"type": "integer"}}}, {"patternProperties": {"b": {"type": "string"}}}]
     with pytest.raises(UnsupportedSchema) as caught:
-        compile_schema({"properties": {"p": {"not": {"additionalProperties": INTEGER}}}})
+        compile_schema({"properties": {"p": {"allOf": [{"not": s} for s in several]}}})
     assert caught.value.keyword == "not"
     assert caught.value.pointer.startswith("#/properties/p")
 
