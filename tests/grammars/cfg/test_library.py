@@ -1,12 +1,14 @@
-"""The grammars that come along: what they let through, independent parsers take (json, ast); ordinary texts are accepted."""
+"""The grammars that come along: what they let through, independent parsers take (json, ast, sqlite3); ordinary texts are accepted."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import json
+import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,20 @@ import pytest
 from agentkit.engine import Engine
 from agentkit.engine.models.store import path
 from agentkit.errors import InvalidGrammar, ModelNotFound
-from agentkit.grammars import Grammar, library
+from agentkit.grammars import Grammar, Vocabulary, library
 from tests.cases.judge import BYTES, wrongly_judged
 from tests.grammars.cfg.walks import random_text
+
+SYNTAX = ("syntax error", "unrecognized token", "incomplete input")
+
+
+def parse_sql(text: str) -> None:
+    """SQLite reads the statement; that tables, columns and functions do not exist is no matter of syntax."""
+    try:
+        sqlite3.connect(":memory:").execute(f"EXPLAIN {text}")
+    except sqlite3.Error as error:
+        if any(words in str(error) for words in SYNTAX):
+            raise ValueError(f"{error}: {text}") from error
 
 
 def parse_python(text: str) -> None:
@@ -25,10 +38,10 @@ def parse_python(text: str) -> None:
         ast.parse(text.strip(), mode="eval")
 
 
-PARSERS: dict[str, Callable[[str], object]] = {"arithmetic": parse_python, "json": json.loads}
+PARSERS: dict[str, Callable[[str], object]] = {"arithmetic": parse_python, "json": json.loads, "python": parse_python, "sql": parse_sql}
 
 
-NAMES = ["arithmetic", "json"]
+NAMES = ["arithmetic", "json", *(pytest.param(name, marks=pytest.mark.slow) for name in ("python", "sql"))]
 
 
 @functools.cache
@@ -38,13 +51,42 @@ def grammar(name: str) -> Grammar:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_walks_over_bytes(name: str) -> None:
-    for seed in range(20):
+    for seed in range(10 if name in ("arithmetic", "json") else 4):
         PARSERS[name](random_text(grammar(name), BYTES, np.random.default_rng(seed), 40))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_walks_over_tokens_of_a_model(name: str, shared: Path) -> None:
+    vocabulary = Vocabulary.from_tokenizer(shared / "maskbench" / "tok" / "smollm2" / "tokenizer.json", stop_token_ids=[2])
+    for seed in range(3 if name in ("arithmetic", "json") else 1):
+        PARSERS[name](random_text(grammar(name), vocabulary, np.random.default_rng(seed), 20))
 
 
 TEXTS = {
     "arithmetic": (["1", "-2*(3+4)**-2 // 5 % 6", "1.5e3 - +2"], ["", "1+", "01", "(1", "1 2", "a"]),
     "json": (['{"a": [1, -0.5e+3, true, null, "\\u00e9\\n"]}', "[]", ' "x" '], ["{a: 1}", "[1,]", "01", "'a'", "[1 2]", "tru"]),
+    "python": (
+        ["x.y[1:2, ::3](a, b=2)", "[i * 2 for i in range(10) if i % 2]", "{'a': 1, **}".replace(", **", ""), "not a in b", "a if b else c", "(1,)", '"x" + y'],
+        ["x = 1", "lambda x: x", "f(a=1, 2)", "notx y", "if", "1if", "[i for in x]", "'a", "a.for"],
+    ),
+    "sql": (
+        [
+            "SELECT * FROM users",
+            "select u.name, count(*) from users as u left join orders o on u.id = o.user_id where o.total > 10.5 group by u.name having count(*) > 1;",
+            "SELECT DISTINCT a FROM t WHERE b IN (SELECT c FROM d) AND e NOT LIKE 'it''s %' OR f IS NOT NULL ORDER BY a DESC LIMIT 10 OFFSET 5",
+            "SELECT CASE WHEN x < 0 THEN 'neg' ELSE 'pos' END FROM t UNION ALL SELECT 1",
+        ],
+        [
+            "SELECT",
+            "SELECT * FROM",
+            "SELECT FROM t",
+            "DELETE FROM t",
+            "SELECT * FROM t; DROP TABLE t",
+            "SELECT a FROM where",
+            "SELECTa FROM t",
+            "SELECT 'a FROM t",
+        ],
+    ),
 }
 
 
@@ -76,6 +118,8 @@ def engine() -> Iterator[Engine]:
     [
         ("arithmetic", "Write the sum of 12 and 30 as arithmetic: "),
         pytest.param("json", "Ada is 36 years old and lives in London. As JSON: ", marks=pytest.mark.slow),
+        pytest.param("python", "A Python list comprehension with the squares of the numbers below ten: ", marks=pytest.mark.slow),
+        pytest.param("sql", "An SQL query for the names of all users older than 30: ", marks=pytest.mark.slow),
     ],
 )
 def test_a_real_model_writes_what_parsers_take(engine: Engine, name: str, task: str) -> None:
