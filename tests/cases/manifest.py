@@ -42,6 +42,7 @@ _CASES = NAMED + "/test_"
 _ENGINE = "tests/engine/test_engine.py::test_"
 _HERE = "tests/cases/test_tokenization.py::test_"
 _SCHEDULER = "tests/engine/test_scheduler.py::test_"
+_DRAFTS = "tests/engine/speculation/test_speculator.py::test_"
 
 TESTED: dict[Statement, tuple[str, ...]] = {
     ("eng-backend-latch", 0): (f"{_CASES}exec.py::test_each_request_is_served_on_its_own_merits",),
@@ -97,6 +98,14 @@ TESTED: dict[Statement, tuple[str, ...]] = {
         f"{_CASES}sampling.py::test_a_seed_fixes_the_stream_whatever_runs_beside",
         f"{_SCHEDULER}global_random_state_is_left_alone",
     ),
+    ("eng-preempt-stale-drafts", 0): (f"{_DRAFTS}many_requests_with_little_memory_come_out_the_same",),
+    ("eng-preempt-stale-drafts", 1): (f"{_DRAFTS}many_requests_with_little_memory_come_out_the_same",),
+    ("eng-spec-eos-in-draft", 0): (f"{_DRAFTS}an_end_token_inside_a_draft_ends_the_output_there",),
+    ("eng-spec-equals-greedy", 0): (f"{_DRAFTS}outputs_and_events_are_those_of_plain_decoding",),
+    ("eng-spec-equals-greedy", 1): (f"{_DRAFTS}outputs_and_events_are_those_of_plain_decoding",),
+    ("eng-spec-grammar-masks", 0): (f"{_DRAFTS}under_a_grammar_too_with_its_forced_runs",),
+    ("eng-spec-grammar-masks", 1): ("tests/engine/speculation/test_constrain.py::test_forbidden_guesses_cost_nothing",),
+    **{("eng-spec-grammar-masks", number): (f"{_DRAFTS}under_a_grammar_too_with_its_forced_runs",) for number in (2, 3, 4)},
     ("eng-stop-string-across-tokens", 0): (
         f"{_CASES}stop.py::test_a_stop_inside_tokens_ends_the_text_before_it",
         f"{_CASES}stop.py::test_generation_ends_with_the_token_that_completed_the_stop",
@@ -147,11 +156,7 @@ _HTTP = "the OpenAI-compatible server"
 
 LATER: dict[Statement, Later] = {
     **_waiting("eng-kv-quant-accuracy", 6, "keys and values in 8 bits"),
-    **_waiting("eng-preempt-stale-drafts", 5, "drafts"),
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
-    **_waiting("eng-spec-eos-in-draft", 5, "drafts"),
-    **_waiting("eng-spec-equals-greedy", 5, "drafts"),
-    **_waiting("eng-spec-grammar-masks", 5, "drafts"),
     **_waiting("eng-stop-not-in-reasoning", 3, "turns with a reasoning part"),
     **_waiting("srv-bad-grammar-after-good", "server", _HTTP),
     **_waiting("srv-bad-regex", "server", f"{_HTTP}; that the error names the position is tested in tests/cases/test_server.py"),

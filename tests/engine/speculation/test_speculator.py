@@ -159,3 +159,14 @@ def test_nan_behind_a_draft_ends_that_request_only() -> None:
     request = drafting.complete([65], max_tokens=30)
     assert request.error is not None
     assert request.tokens[1:] == script[:-1]
+
+
+def test_an_end_token_inside_a_draft_ends_the_output_there() -> None:
+    model = ScriptedDecoder([*tokenize(b"ace"), STOP, *tokenize(b"b")], prompt=1)
+    guesses = [65, *tokenize(b"ace"), STOP, *tokenize(b"bbb")]
+    drafting = Bench(model, speculator=Speculator(Noisy([guesses] * 40, 0.0), Eager(StepCosts())))
+    request = drafting.complete([65], max_tokens=30)
+    assert request.outcome is not None
+    assert (request.outcome.text, request.outcome.finish_reason) == ("ace", "stop")
+    assert request.tokens == [65, *tokenize(b"ace")]
+    assert request.drafted > request.accepted > 0  # the end and what follows it had been guessed, too
