@@ -40,6 +40,10 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
     Raises EngineError where the representation is not possible.
     """
     model = loaded.model
+    if isinstance(model, Decoder) and not isinstance(model.head, Dense):
+        if weights == "auto":
+            return loaded
+        raise EngineError(f"weights={weights!r}: the matrices are {type(model.head).__name__} already; load the model anew, or use weights='auto'")
     if weights == "fp32" or (weights == "auto" and not _fits(model)):
         return loaded
     file = None if loaded.gguf is None or weights == "fp16" else GgufFile(loaded.gguf)

@@ -12,7 +12,7 @@ from agentkit.engine.kernels.library import supported
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.models.store import path
 from agentkit.engine.weights.choose import with_weights
-from agentkit.errors import ModelNotFound
+from agentkit.errors import EngineError, ModelNotFound
 from tests.engine.kernels.models import Pool, Sequence, run
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2, FMA and F16C")
@@ -49,3 +49,12 @@ def test_auto_is_the_file_itself(loaded: LoadedModel) -> None:
         pytest.skip("this copy of SmolLM2 did not come from a GGUF file")
     model: Any = with_weights(loaded, "auto").model
     assert model.nbytes < 1.01 * loaded.gguf.stat().st_size
+
+
+@pytest.mark.parametrize("first", ["fp16", "int8"])
+@pytest.mark.parametrize("second", ["fp32", "fp16", "int8", "int4"])
+def test_matrices_are_converted_once(loaded: LoadedModel, first: str, second: str) -> None:
+    converted = with_weights(loaded, first)
+    assert with_weights(converted, "auto") is converted
+    with pytest.raises(EngineError, match="already"):
+        with_weights(converted, second)
