@@ -18,9 +18,7 @@ import sys
 import threading
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from agentkit.grammars.expr import Program
 from agentkit.grammars.report import Report
 from agentkit.grammars.settings import settings
 
-__all__ = ["Compiled", "compiled_once", "live_values", "stored_trie"]
+__all__ = ["Compiled", "compiled_once", "stored_trie"]
 
 Compiled = tuple[Program, Report | None]
 
@@ -39,7 +37,6 @@ _SMALL = 1000  # tokens of a vocabulary that is built faster than it is looked u
 
 _memory: OrderedDict[bytes, Compiled] = OrderedDict()
 _memory_lock = threading.Lock()
-_live: ContextVar[bool] = ContextVar("live", default=False)
 
 
 def compiled_once(source: object, compile: Callable[[], Compiled]) -> Compiled:
@@ -55,7 +52,7 @@ def compiled_once(source: object, compile: Callable[[], Compiled]) -> Compiled:
         if key in _memory:
             _memory.move_to_end(key)
             return _memory[key]
-    disk = None if _live.get() else settings.disk
+    disk = settings.disk
     stored = disk.get(key) if disk is not None else None
     found = _unpacked(stored) if stored is not None else None
     if found is None:
@@ -75,16 +72,6 @@ def _forget() -> None:
 
 
 settings.on_clear(_forget)
-
-
-@contextmanager
-def live_values() -> Iterator[None]:
-    """Grammars compiled in this block (and context) hold values that may not outlive the process: they are not stored on disk."""
-    token = _live.set(True)
-    try:
-        yield
-    finally:
-        _live.reset(token)
 
 
 def stored_trie(tokens: Sequence[bytes | None], options: object, build: Callable[[], np.ndarray]) -> np.ndarray:

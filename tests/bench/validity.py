@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {options.model}, at most {MAX_TOKENS} tokens a call")
     print("| what | valid | s |\n|---|---|---|")
-    with Engine(options.model, weights="fp16") as engine:
+    with Engine(options.model) as engine:
         if options.data.exists():
             with gzip.open(options.data, "rt") as lines:
                 cases = [c for c in map(json.loads, lines) if c["id"].startswith(("Glaiveai2K", "BFCL"))]

@@ -17,7 +17,6 @@ import pytest
 
 from agentkit.errors import UnsatisfiableSchema
 from agentkit.grammars import Grammar, Vocabulary, clear_caches, compiled, configure, disk
-from agentkit.grammars.compiled import live_values
 from agentkit.grammars.disk import DiskCache
 from agentkit.grammars.frontends.json_schema import compile as json_schema_compile
 from agentkit.grammars.settings import settings
@@ -131,17 +130,6 @@ def test_refusals_are_not_kept(folder: Path) -> None:
         with pytest.raises(UnsatisfiableSchema):
             Grammar.from_regex("[^\\s\\S]")
     assert not folder.exists()
-
-
-def test_live_values_stay_in_memory(folder: Path, compiles: list[Any]) -> None:
-    with live_values():
-        for _ in range(2):
-            Grammar.from_json_schema({"enum": ["id-71", "id-72"]})
-    assert len(compiles) == 1
-    assert not folder.exists()
-    Grammar.from_json_schema({"enum": ["id-1"]})
-    (entry,) = entries(folder)
-    assert b"id-7" not in entry.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "another entry", "folder", "link", "pipe", "foreign"])
