@@ -16,6 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # bring: on two busy cores tests/engine took 215 s with two threads and 20 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Triton decides when it is imported whether its kernels are compiled or interpreted: without a GPU they can only be interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")

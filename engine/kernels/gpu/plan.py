@@ -1,0 +1,86 @@
+"""How an attention over a batch is cut into programs: tile sizes, and into how many parts the keys are split.
+
+Inputs: the shape of the batch, never its values, so that a captured graph stays valid. Sizes are chosen by rule, not by trial: a
+rule is the same on every start. Knows nothing of Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from agentkit.engine.kernels.gpu.batch import BatchShape
+
+__all__ = ["Launch", "Prefix", "launch_for", "next_power"]
+
+MAX_SPLITS = 32
+LEAST_KEYS = 256  # of a split: below, merging costs more than reading them in turn
+PROGRAMS_PER_PROCESSOR = 2
+PARTIAL_BYTES = 64 << 20  # of unmerged results at most
+
+
+@dataclass(frozen=True)
+class Launch:
+    """block_m rows (query heads of tokens) by block_n keys; splits of the keys; warps and pipeline stages of a program."""
+
+    block_m: int
+    block_n: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 2
+
+    def tokens_per_tile(self, group: int) -> int:
+        """group: query heads per key head."""
+        return self.block_m // group
+
+    def tiles(self, shape: BatchShape, group: int) -> int:
+        """Tiles of all requests together: exact where each has one, else an upper bound that needs only the shape."""
+        tokens = self.tokens_per_tile(group)
+        return shape.requests if shape.queries <= tokens else shape.tokens // tokens + shape.requests
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Beginnings that neighbouring requests share, for attention in two parts (cascade). Device tensors, int32.
+
+    query_starts [N + 1]: tokens of group n, all of whose requests begin with the same keys; lengths [N]: how many keys (0: nothing shared).
+    pages [N, P]: their pages.   first_keys [B]: where the keys of its own begin, for each request of the batch.   queries: tokens of one group at most.
+    """
+
+    query_starts: torch.Tensor
+    lengths: torch.Tensor
+    pages: torch.Tensor
+    first_keys: torch.Tensor
+    queries: int
+
+    def shape(self, batch: BatchShape) -> BatchShape:
+        """That of the groups' attention, each taken for a request."""
+        return BatchShape(batch.tokens, self.lengths.shape[0], self.pages.shape[1], batch.rows, self.queries)
+
+
+def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int) -> Launch:
+    """dtype: of the queries.   processors: of the device; each should have a few programs."""
+    group, narrow = heads // kv_heads, dtype != torch.float32
+    widest = (128 if head_dim <= 128 else 64) if narrow else 32
+    block_m = max(16, next_power(group), min(widest, next_power(shape.queries * group)))
+    block_n = 64 if narrow and head_dim <= 128 else 32
+    launch = Launch(block_m, block_n, warps=8 if block_m >= 128 else 4, stages=3 if narrow and head_dim <= 128 else 2)
+    programs = launch.tiles(shape, group) * kv_heads
+    by_need = next_power(-(-PROGRAMS_PER_PROCESSOR * processors // programs))
+    by_keys = max(1, shape.max_length // LEAST_KEYS)
+    by_memory = max(1, PARTIAL_BYTES // (shape.tokens * heads * head_dim * 4))
+    splits = min(MAX_SPLITS, by_need, by_keys, by_memory)
+    return Launch(launch.block_m, launch.block_n, splits, launch.warps, launch.stages)
+
+
+@cache
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 for the interpreter, which runs one program after the other."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def next_power(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,105 @@
+"""What the Triton kernels compute, in plain torch: the same calls and results, on any device, without regard to time or memory.
+
+Inputs: as for the kernels. Each request is taken by itself, which needs its lengths on the host: nothing here can be captured in a
+graph. Sums are in float32. For machines without a GPU or Triton, and for tests.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.cache import LARGEST, KVLayer
+from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.layout import PAGE
+
+__all__ = ["attend", "attend_shared", "write"]
+
+
+def attend(
+    q: torch.Tensor,
+    layer: KVLayer,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See attention.attend."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
+    for request, length in enumerate(lengths):
+        first, last = starts[request], starts[request + 1]
+        if first == last:
+            continue
+        key = torch.arange(length, device=q.device)
+        slots = batch.pages[request].long()[key // PAGE] * PAGE + key % PAGE
+        keys, values = layer.read(slots)
+        own, own_lse = _softmax(q[first:last], keys, values, _seen(batch, request, first, last, length, window), scale, softcap, sinks)
+        out[first:last] = own.to(q.dtype)
+        if lse is not None:
+            lse[first:last] = own_lse
+    return out
+
+
+def attend_shared(
+    q: torch.Tensor,
+    layer: KVLayer,
+    batch: Batch,
+    prefix: Prefix,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See attention.attend_shared: the pages of a shared beginning are in each request's own table, too, so this is the same attention."""
+    return attend(q, layer, batch, scale=scale, softcap=softcap, sinks=sinks, lse=lse)
+
+
+def _seen(batch: Batch, request: int, first: int, last: int, length: int, window: int | None) -> torch.Tensor:
+    """[T, S] of one request: whether its tokens see its keys."""
+    device = batch.lengths.device
+    key, own = torch.arange(length, device=device), torch.arange(length - (last - first), length, device=device)
+    tree = int(batch.tree_starts[request])
+    place = batch.positions[first:last]
+    stands = torch.cat((key[:tree], batch.positions[last - (length - tree) : last])) if tree < length else key
+    seen = key <= own[:, None]
+    node = (key - tree).clamp(min=0)
+    seen &= (key < tree) | ((batch.paths[first:last, None] >> node) & 1 == 1)
+    if window is not None:
+        seen &= stands > place[:, None] - window
+    return seen
+
+
+def _softmax(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float, softcap: float | None, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T, H, D] over keys and values [KV, S, D] -> out [T, H, D], log-sum-exp [T, H]."""
+    group = q.shape[1] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    scores = torch.einsum("thd,hsd->ths", q.float(), keys) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(scores.shape[:2])[..., None]), -1)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse.clamp(min=-1e30)[..., None])[..., : keys.shape[1]]
+    return torch.einsum("ths,hsd->thd", weights, values), lse
+
+
+def write(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor) -> None:
+    """See store.write."""
+    kept = slots >= 0
+    to = slots[kept].long()
+    for new, stored, scales in ((k, layer.keys, layer.key_scales), (v, layer.values, layer.value_scales)):
+        rows = new[kept].transpose(0, 1).float()  # [KV, T, D]
+        if scales is not None:
+            widest, largest = rows.abs().amax(-1), LARGEST[stored.dtype]
+            rows = rows * torch.where(widest > 0, largest / torch.where(widest > 0, widest, 1.0), 0.0)[..., None]
+            rows = torch.floor(rows + 0.5) if stored.dtype == torch.int8 else rows
+            scales[:, to] = widest / largest
+        stored[:, to] = rows.to(stored.dtype)
