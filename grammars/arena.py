@@ -7,6 +7,7 @@ Knows nothing of front ends or matchers.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,18 @@ _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
 
+def _zeros(count: int) -> np.ndarray:
+    """int32 [count], zero: pages that the system gives when they are touched, where malloc would clear recycled memory at once."""
+    options = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return np.frombuffer(mmap.mmap(-1, 4 * count, **options), np.int32)
+
+
 def _new_memory(caps: dict[str, int]) -> np.ndarray:
     """An empty arena array with the given capacities (nodes, memo entries, dense rows, scratch and pool integers)."""
     hash_size = 1 << (2 * caps["nodes"] - 1).bit_length()
     sizes = [layout.H_SIZE, caps["nodes"] * layout.STRIDE, hash_size, 3 * caps["memo"], 256 * caps["rows"], caps["scratch"], caps["pool"]]
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    mem = np.zeros(starts[-1], np.int32)
+    mem = _zeros(int(starts[-1]))
     mem[layout.H_NODES], mem[layout.H_NODE_CAP] = starts[1], caps["nodes"]
     mem[layout.H_HASH], mem[layout.H_HASH_MASK] = starts[2], hash_size - 1
     mem[layout.H_MEMO], mem[layout.H_MEMO_MASK] = starts[3], caps["memo"] - 1
@@ -93,7 +100,7 @@ class Arena:
 
     def _new_bank(self) -> None:
         rows = self._caps["bank"]
-        self.bank: np.ndarray = np.zeros((rows, self.vocabulary.words), np.uint32)
+        self.bank: np.ndarray = np.empty((rows, self.vocabulary.words), np.uint32)
         self._index = np.full(4 * rows, -1, np.int32)
         self._work = np.zeros(self.vocabulary.words, np.uint32)
         self._views: dict[int, np.ndarray] = {}
@@ -287,10 +294,13 @@ class Arena:
         new = self._mem
         kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
         new[kept] = old[kept]
-        copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
-        for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
+        same = not memo and old[layout.H_HASH_MASK] == new[layout.H_HASH_MASK]  # then the table of nodes is the same, too
+        copies = [(layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT]))]
+        copies += [(layout.H_POOL, int(old[layout.H_POOL_COUNT])), (layout.H_HASH, int(old[layout.H_HASH_MASK]) + 1 if same else 0)]
+        for start, count in copies:
             new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
-        kernels.rehash(old, new, int(memo))
+        if not same:
+            kernels.rehash(old, new, int(memo))
 
     def _grow_bank(self) -> None:
         rows, used = 2 * self._caps["bank"], self.row_count

@@ -6,7 +6,6 @@ or of any model's vocabulary.
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 from agentkit.errors import UnsatisfiableSchema, UnsupportedSchema
@@ -16,19 +15,14 @@ from agentkit.grammars.expr import Builder, Extra, Field, Node, Program
 if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
 
-_included: weakref.WeakKeyDictionary[Builder, dict[bytes, Node]] = weakref.WeakKeyDictionary()
-
 
 def include(builder: Builder, program: Program) -> Node:
     """The program's root as a node of `builder`. A program that is included twice is one node."""
-    known = _included.setdefault(builder, {})
-    if program.digest not in known:
-        known[program.digest] = _Reader(builder, program).root()
-    return known[program.digest]
+    return builder.named(("program", program.digest), lambda: _Reader(builder, program).root())
 
 
 class _Reader:
-    """Reads a program back; the layout of its integers is that of expr._encode."""
+    """Reads a program back; the layout of its integers is that of program.encoded."""
 
     def __init__(self, builder: Builder, program: Program) -> None:
         self.b, self.program = builder, program

@@ -18,25 +18,62 @@ The algebra (semantics are sets of byte strings; one extra symbol per special to
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from agentkit.errors import GrammarError, GrammarTooComplex
+from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.effort import checkpoint
+from agentkit.grammars.program import (
+    OP_ABSENT,
+    OP_ALT,
+    OP_AND,
+    OP_CALL,
+    OP_CLASS,
+    OP_EMPTY,
+    OP_EPSILON,
+    OP_LITERAL,
+    OP_MEMBERS,
+    OP_NOT,
+    OP_REPEAT,
+    OP_SEQ,
+    OP_SPECIAL,
+    OP_TRIE,
+    Expression,
+    Fragment,
+    Node,
+    Program,
+    assemble,
+)
 
-OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
+__all__ = [
+    "ANY",
+    "DECLARED",
+    "MOST",
+    "OP_ABSENT",
+    "OP_ALT",
+    "OP_AND",
+    "OP_CALL",
+    "OP_CLASS",
+    "OP_EMPTY",
+    "OP_EPSILON",
+    "OP_LITERAL",
+    "OP_MEMBERS",
+    "OP_NOT",
+    "OP_REPEAT",
+    "OP_SEQ",
+    "OP_SPECIAL",
+    "OP_TRIE",
+    "UNBOUNDED",
+    "Builder",
+    "Extra",
+    "Field",
+    "Node",
+    "Program",
+]
 
 MOST = 1 << 30  # repetitions that are counted
 UNBOUNDED = -1  # hi of a repeat, max_properties of an object
-FORMAT = 3  # raised whenever the meaning of a program's integers changes
 DECLARED, ANY = 0, 1  # key orders of MEMBERS
-
-Node = int
-"""Index of an expression inside its Builder."""
 
 
 @dataclass(frozen=True)
@@ -66,60 +103,15 @@ class Extra:
     asked: bool = False
 
 
-@dataclass(frozen=True)
-class Program:
-    """A grammar as integers.
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """Nodes that a Builder has from the start, so that they are made and encoded once for many programs."""
 
-    code:   int32, all nodes one after the other in dependency order (children first, CALL excepted); layout by `_encode`
-    starts: int32 [nodes], where each node begins in `code`
-    blob:   uint8, literal bytes and 32-byte class bitmaps
-    rules:  int32 [rules], node of each rule's body
-    root:   node of the whole language
-    specials: names of the special tokens used; SPECIAL and ABSENT nodes hold an index into it
-    """
-
-    code: np.ndarray
-    starts: np.ndarray
-    blob: np.ndarray
-    rules: np.ndarray
-    root: Node
-    specials: tuple[str, ...] = ()
-    digest: bytes = field(default=b"", compare=False)
-
-    def resolved(self, names: Container[str]) -> tuple[np.ndarray, list[str | None]]:
-        """For a vocabulary with the special tokens `names`: the code without ABSENT, and `specials` with None for those it lacks.
-
-        Raises:
-            GrammarError: a special token that the grammar needs is not among `names`.
-        """
-        if not self.specials:
-            return self.code, []
-        lacking = [name not in names for name in self.specials]
-        ops = self.code[self.starts]
-        at, special = self.starts[ops == OP_ABSENT], self.code[self.starts[ops == OP_SPECIAL] + 1]
-        either = self.code[at + 1]
-        needed = next((self.specials[i] for i in special.tolist() if lacking[i] and i not in either), None)
-        if needed is not None:
-            raise GrammarError(f"the grammar uses the special token {needed!r}, which this vocabulary does not have; spell it as text, or take Builder.marker")
-        code = self.code.copy()
-        code[at] = np.where(np.asarray(lacking)[either], OP_EPSILON, OP_EMPTY)
-        return code, [None if lacks else name for name, lacks in zip(self.specials, lacking, strict=True)]
-
-    @staticmethod
-    def make(
-        code: Sequence[int] | np.ndarray,
-        starts: Sequence[int] | np.ndarray,
-        blob: bytes,
-        rules: Sequence[int] | np.ndarray,
-        root: Node,
-        specials: tuple[str, ...],
-    ) -> Program:
-        arrays = [np.asarray(x, np.int32) for x in (code, starts, rules)]
-        h = hashlib.blake2b(digest_size=16)
-        for part in (*(a.tobytes() for a in arrays), blob, repr((FORMAT, root, specials)).encode()):
-            h.update(len(part).to_bytes(8, "little"))
-            h.update(part)
-        return Program(arrays[0], arrays[1], np.frombuffer(blob, np.uint8), arrays[2], root, specials, h.digest())
+    nodes: tuple[Expression, ...]
+    index: dict[Expression, Node]
+    rules: tuple[Node, ...]
+    named: dict[Hashable, Node]
+    fragment: Fragment
 
 
 class Builder:
@@ -132,11 +124,25 @@ class Builder:
     EMPTY: Node = 0
     EPSILON: Node = 1
 
-    def __init__(self) -> None:
-        self._nodes: list[tuple[Any, ...]] = [(OP_EMPTY,), (OP_EPSILON,)]
-        self._index: dict[tuple[Any, ...], Node] = {n: i for i, n in enumerate(self._nodes)}
-        self._rules: list[Node | None] = []
+    def __init__(self, begun: Beginning | None = None) -> None:
+        begun = _BARE if begun is None else begun
+        self._common = begun.fragment
+        self._nodes: list[Expression] = list(begun.nodes)
+        self._index: dict[Expression, Node] = dict(begun.index)
+        self._rules: list[Node | None] = list(begun.rules)
+        self._named: dict[Hashable, Node] = dict(begun.named)
         self._specials: dict[str, int] = {}
+
+    def beginning(self) -> Beginning:
+        """All nodes so far, for other builders to begin with. Every rule must be defined, and no special token used."""
+        return Beginning(tuple(self._nodes), dict(self._index), tuple(self._bodies()), dict(self._named), Fragment(self._nodes, self._bodies()))
+
+    def named(self, key: Hashable, make: Callable[[], Node]) -> Node:
+        """The node that `make` builds, made once per Builder and key."""
+        node = self._named.get(key)
+        if node is None:
+            node = self._named[key] = make()
+        return node
 
     def _add(self, *key: object) -> Node:
         node = self._index.get(key)
@@ -293,10 +299,17 @@ class Builder:
 
     def program(self, root: Node) -> Program:
         """Everything reachable from `root`, renumbered, as a Program."""
+        return assemble(self._nodes, self._bodies(), root, tuple(self._specials), self._common)
+
+    def _bodies(self) -> list[Node]:
         missing = [i for i, body in enumerate(self._rules) if body is None]
         if missing:
             raise ValueError(f"rules {missing} were reserved but never defined")
-        return _encode(self._nodes, [b for b in self._rules if b is not None], root, tuple(self._specials))
+        return [b for b in self._rules if b is not None]
+
+
+_NOTHING = ((OP_EMPTY,), (OP_EPSILON,))
+_BARE = Beginning(_NOTHING, {n: i for i, n in enumerate(_NOTHING)}, (), {}, Fragment(_NOTHING, ()))
 
 
 def _counted(lo: int, hi: int | None) -> int | None:
@@ -304,97 +317,3 @@ def _counted(lo: int, hi: int | None) -> int | None:
     if lo > MOST:
         raise GrammarTooComplex("count", f"something is asked for at least {lo} times, more than {MOST}")
     return None if hi is not None and hi > MOST else hi
-
-
-def _children(n: tuple[Any, ...]) -> tuple[Node, ...]:
-    op = n[0]
-    if op in (OP_SEQ, OP_ALT, OP_AND):
-        return n[1:]
-    if op in (OP_REPEAT, OP_NOT):
-        return (n[1],)
-    if op == OP_MEMBERS:
-        return (*(v for _, v, _ in n[1]), *(x for extra in n[2] for x in extra[:2]), *n[6:10])
-    return ()
-
-
-def _reachable(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node) -> tuple[list[Node], list[int]]:
-    """Nodes in dependency order and the rules they call, found without recursion (grammars may be deep)."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    called: dict[int, None] = {}
-    roots = [root]
-    while roots:
-        stack = [(roots.pop(), False)]
-        while stack:
-            node, done = stack.pop()
-            if done:
-                order.append(node)
-                continue
-            if node in seen:
-                continue
-            seen.add(node)
-            stack.append((node, True))
-            n = nodes[node]
-            if n[0] == OP_CALL and n[1] not in called:
-                called[n[1]] = None
-                roots.append(rules[n[1]])
-            stack.extend((c, False) for c in _children(n) if c not in seen)
-    return order, list(called)
-
-
-def _encode(nodes: list[tuple[Any, ...]], rules: list[Node], root: Node, specials: tuple[str, ...]) -> Program:
-    """Layout of a node in `code` (n' = renumbered node, o = offset into `blob`):
-
-    EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]
-    SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL, ABSENT [op, index]
-    TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
-    MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
-             (o, length, value', required) per field in declared order, (key', value', asked) per extra,
-             field numbers sorted by key]
-    """
-    order, called = _reachable(nodes, rules, root)
-    new = {old: i for i, old in enumerate(order)}
-    new_rule = {old: i for i, old in enumerate(called)}
-    code: list[int] = []
-    starts: list[int] = []
-    blob = bytearray()
-    places: dict[bytes, int] = {}
-
-    def place(data: bytes) -> int:
-        if data not in places:
-            places[data] = len(blob)
-            blob.extend(data)
-        return places[data]
-
-    for old in order:
-        n = nodes[old]
-        op = n[0]
-        starts.append(len(code))
-        code.append(op)
-        if op == OP_CLASS:
-            code.append(place(n[1]))
-        elif op == OP_LITERAL:
-            code += [place(n[1]), len(n[1])]
-        elif op in (OP_SEQ, OP_ALT, OP_AND):
-            code += [len(n) - 1, *(new[c] for c in n[1:])]
-        elif op == OP_REPEAT:
-            code += [new[n[1]], n[2], n[3]]
-        elif op == OP_NOT:
-            code.append(new[n[1]])
-        elif op == OP_CALL:
-            code.append(new_rule[n[1]])
-        elif op in (OP_SPECIAL, OP_ABSENT):
-            code.append(n[1])
-        elif op == OP_TRIE:
-            code.append(len(n) - 1)
-            for text in n[1:]:
-                code += [place(text), len(text)]
-        elif op == OP_MEMBERS:
-            _, fields, extras, key_order, lo, hi, *separators = n
-            code += [len(fields), len(extras), key_order, lo, hi, *(new[s] for s in separators)]
-            for key, value, required in fields:
-                code += [place(key), len(key), new[value], int(required)]
-            for key, value, asked in extras:
-                code += [new[key], new[value], int(asked)]
-            code += sorted(range(len(fields)), key=lambda i: fields[i][0])
-    return Program.make(code, starts, bytes(blob), [new[rules[r]] for r in called], new[root], specials)

@@ -10,11 +10,11 @@ The project's choice of spellings is in docs/spelling.md.
 
 from __future__ import annotations
 
-import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from json.encoder import encode_basestring
 from typing import Literal
 
 from agentkit.grammars.expr import Builder, Node
@@ -112,16 +112,6 @@ SCALARS = EVERY - SURROGATES
 CONTROLS = CharSet(((0, 0x1F),))
 SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 JSON_SPECIAL = CharSet.of('"\\') | CONTROLS
-
-_caches: weakref.WeakKeyDictionary[Builder, dict[Hashable, Node]] = weakref.WeakKeyDictionary()
-
-
-def remembered(builder: Builder, key: Hashable, make: Callable[[], Node]) -> Node:
-    """The node that `make` builds, made once per Builder and key."""
-    known = _caches.setdefault(builder, {})
-    if key not in known:
-        known[key] = make()
-    return known[key]
 
 
 @dataclass(frozen=True)
@@ -226,7 +216,7 @@ def utf8_class(builder: Builder, chars: CharSet) -> Node:
     if bits:
         return builder.byte_class(bits)
     chars = chars & SCALARS
-    return remembered(builder, ("utf8", chars), lambda: builder.alt(*(_spell(builder, r, d) for r, d in _pieces(chars, _UTF8))))
+    return builder.named(("utf8", chars), lambda: builder.alt(*(_spell(builder, r, d) for r, d in _pieces(chars, _UTF8))))
 
 
 def json_char(builder: Builder, chars: CharSet, universe: Spelling = "canonical") -> Node:
@@ -240,7 +230,7 @@ def json_char(builder: Builder, chars: CharSet, universe: Spelling = "canonical"
     if bits and universe == "canonical" and not bits & _SPECIAL_BITS:
         return builder.byte_class(bits)
     chars = chars & SCALARS
-    return remembered(builder, ("json", universe, chars), lambda: _json_char(builder, chars, universe))
+    return builder.named(("json", universe, chars), lambda: _json_char(builder, chars, universe))
 
 
 def _json_char(b: Builder, chars: CharSet, universe: Spelling) -> Node:
@@ -262,15 +252,7 @@ def json_escape(text: str) -> bytes:
 
     Raises ValueError for lone surrogates, which no UTF-8 text can hold.
     """
-    out = []
-    for c in text:
-        if c in SHORT_ESCAPES:
-            out.append("\\" + SHORT_ESCAPES[c])
-        elif c < " ":
-            out.append(f"\\u{ord(c):04x}")
-        else:
-            out.append(c)
-    return "".join(out).encode("utf-8")
+    return encode_basestring(text)[1:-1].encode()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from agentkit.grammars.expr import Builder, Node
-from agentkit.grammars.frontends.chars import remembered
 
 LEAST, MOST = -299, 307  # exponents of which every double is a normal one
 GREATEST = Fraction(10) ** (MOST + 1)
@@ -27,7 +26,7 @@ def scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_
     places: digits after the point, at most. mantissa: node of the texts without exponent of the numbers between two bounds, each open or not.
     """
     key = ("scientific", lo, lo_open, hi, hi_open)
-    return remembered(b, key, lambda: _scientific(b, lo, lo_open, hi, hi_open, places, mantissa))
+    return b.named(key, lambda: _scientific(b, lo, lo_open, hi, hi_open, places, mantissa))
 
 
 def _scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi_open: bool, places: int, mantissa: Mantissa) -> Node:
@@ -56,7 +55,7 @@ def _scientific(b: Builder, lo: Fraction, lo_open: bool, hi: Fraction | None, hi
 
 def any_exponent(b: Builder, lo: int, hi: int) -> Node:
     """`e` and the integers from `lo` to `hi`, with or without a plus, zeros in front up to three digits in all."""
-    return remembered(b, ("exponent", lo, hi), lambda: _any_exponent(b, lo, hi))
+    return b.named(("exponent", lo, hi), lambda: _any_exponent(b, lo, hi))
 
 
 def _any_exponent(b: Builder, lo: int, hi: int) -> Node:

@@ -17,7 +17,6 @@ from fractions import Fraction
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar
 from agentkit.grammars.expr import Builder, Node
-from agentkit.grammars.frontends.chars import remembered
 from agentkit.grammars.frontends.exponents import any_exponent, scientific
 
 INTEGER_DIGITS = 20  # digits before the point, unless a bound needs more
@@ -178,7 +177,7 @@ def number_node(builder: Builder, facets: NumberFacets, *, whole: bool = False) 
     of digits before the point.
     Raises GrammarTooComplex when a step needs too many remainders or a bound too many digits.
     """
-    return remembered(builder, ("number", facets, whole), lambda: _number_node(builder, facets, whole))
+    return builder.named(("number", facets, whole), lambda: _number_node(builder, facets, whole))
 
 
 def _number_node(b: Builder, facets: NumberFacets, whole: bool) -> Node:

@@ -17,7 +17,7 @@ import re
 from agentkit.errors import InvalidGrammar, UnsupportedSchema
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends import regex_ast as ast
-from agentkit.grammars.frontends.chars import EVERY, SCALARS, UTF8, Alphabet, CharSet, remembered
+from agentkit.grammars.frontends.chars import EVERY, SCALARS, UTF8, Alphabet, CharSet
 from agentkit.grammars.frontends.regex_ast import Alt, Beside, Chars, Look, Repeat, Seq, Tree
 from agentkit.grammars.frontends.regex_contexts import EDGE, MAX_UNROLLED, Contexts, Words, plain
 from agentkit.grammars.frontends.regex_parser import PYTHON_END, Dialect, parse
@@ -42,7 +42,7 @@ def compile_regex(
     Raises InvalidGrammar (with the offset), UnsupportedSchema (naming the construct), GrammarTooComplex.
     """
     key = ("regex", pattern, dialect, search, alphabet, flags)
-    return remembered(builder, key, lambda: lower(builder, whole_text(parse(pattern, dialect, flags=flags, pointer=pointer), search), alphabet, pointer))
+    return builder.named(key, lambda: lower(builder, whole_text(parse(pattern, dialect, flags=flags, pointer=pointer), search), alphabet, pointer))
 
 
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x", re.ASCII: "a"}
@@ -82,7 +82,7 @@ def _whole_branch(branch: Tree, search: bool) -> Tree:
         else:
             tail = []
         right = False
-    if left and right and all(not ast.has_conditions(p) and ast.nullable(p) for p in parts):
+    if left and right and all(not p.conditions and ast.nullable(p) for p in parts):
         return ast.ANY_TEXT
     if left and parts:
         parts[0] = _least(parts[0])
@@ -93,7 +93,7 @@ def _whole_branch(branch: Tree, search: bool) -> Tree:
 
 def _least(tree: Tree) -> Tree:
     """Beside `any*`, a repeat need not go beyond its lower bound."""
-    if isinstance(tree, Repeat) and not ast.has_conditions(tree):
+    if isinstance(tree, Repeat) and not tree.conditions:
         return ast.repeat(tree.body, tree.lo, tree.lo)
     return tree
 
@@ -101,7 +101,7 @@ def _least(tree: Tree) -> Tree:
 def lower(builder: Builder, tree: Tree, alphabet: Alphabet = UTF8, pointer: str | None = None) -> Node:
     """Node of the whole texts of a tree."""
     tree = _simplify(tree)
-    if not ast.has_conditions(tree):
+    if not tree.conditions:
         return plain(builder, tree, alphabet)
     spine = _Spine(Contexts(builder, tree, alphabet), pointer)
     empty, words = spine.texts((tree,), EDGE, True)
@@ -131,7 +131,7 @@ def _neighbour(body: Tree, look: Look) -> Tree | None:
             chars = chars | part.set
         elif part == only_edge:
             edge = True
-        elif not ast.has_conditions(part) and ast.nullable(part):
+        elif not part.conditions and ast.nullable(part):
             chars, edge = EVERY, True
         else:
             return None
@@ -158,7 +158,7 @@ class _Spine:
 
     def texts(self, items: tuple[Tree, ...], before: int, origin: bool) -> tuple[bool, dict[int, Node]]:
         items = tuple(q for p in items for q in (p.parts if isinstance(p, Seq) else (p,)))
-        split = next((i for i, p in enumerate(items) if ast.has_conditions(p, looks_only=True)), len(items))
+        split = next((i for i, p in enumerate(items) if p.looks), len(items))
         head, rest = ast.seq(*items[:split]), items[split:]
         if not rest:
             return self.last(head, before)
@@ -206,7 +206,7 @@ class _Spine:
     def head(self, head: Tree, behind: tuple[Look, ...], before: int, after: int) -> tuple[bool, Words]:
         empty, words = self.c.words(head, before, after)
         for look in behind:
-            if ast.has_conditions(look.body, looks_only=True):
+            if look.body.looks:
                 raise self.refuse(look, "it holds further look-around")
             seen_empty, seen = self.c.words(ast.seq(ast.ANY_TEXT, look.body), EDGE, after)
             empty = empty and seen_empty != look.negative
@@ -244,7 +244,7 @@ class _Spine:
         """((?!body)[chars])* up to the end of the text: no suffix begins with the body."""
         b, parts = self.b, item.body.parts if isinstance(item.body, Seq) else ()
         look = next(p for p in (*parts, Look(ast.EMPTY_TEXT, True, False, 0)) if isinstance(p, Look))
-        simple = len(parts) == 2 and parts[0] is look and look.ahead and isinstance(parts[1], Chars) and not ast.has_conditions(look.body)
+        simple = len(parts) == 2 and parts[0] is look and look.ahead and isinstance(parts[1], Chars) and not look.body.conditions
         if not simple or item.lo > 1 or item.hi is not None:
             raise self.refuse(look, "it stands inside a repetition that goes on around it")
         if any(self.texts(rest, t, False)[1] for t in range(len(self.c.before))):

@@ -13,7 +13,7 @@ from agentkit.grammars.frontends.chars import EVERY, SCALARS, CharSet
 
 
 class Tree:
-    """Base of all syntax trees: immutable, compared by content, hashed once."""
+    """Base of all syntax trees: immutable, compared by content; what is read off a tree is worked out once."""
 
     def _fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__dataclass_fields__)  # type: ignore[attr-defined]
@@ -27,6 +27,29 @@ class Tree:
     @cached_property
     def _hash(self) -> int:
         return hash((type(self), *self._fields()))
+
+    @cached_property
+    def conditions(self) -> bool:
+        """Does the tree hold anchors, boundaries or look-around?"""
+        return isinstance(self, (Beside, Look)) or any(part.conditions for part in self._inner())
+
+    @cached_property
+    def looks(self) -> bool:
+        """Does the tree hold look-around?"""
+        return isinstance(self, Look) or any(part.looks for part in self._inner())
+
+    @cached_property
+    def widths(self) -> tuple[int, int | None]:
+        """Least and greatest number of characters (None: no greatest). Conditions count as empty."""
+        return _widths(self)
+
+    @cached_property
+    def inhabited(self) -> bool:
+        """Surely some text is a member: no conditions, and no part that nothing matches."""
+        return _inhabited(self)
+
+    def _inner(self) -> tuple[Tree, ...]:
+        return self.parts if isinstance(self, (Seq, Alt)) else (self.body,) if isinstance(self, Repeat) else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,29 +146,14 @@ def repeat(body: Tree, lo: int, hi: int | None) -> Tree:
     return Repeat(body, lo, hi)
 
 
-def has_conditions(tree: Tree, *, looks_only: bool = False) -> bool:
-    """Does the tree hold anchors, boundaries or look-around (or look-around alone)?"""
-    todo = [tree]
-    while todo:
-        t = todo.pop()
-        if isinstance(t, (Seq, Alt)):  # a tuple: a union would be made anew for each node
-            todo.extend(t.parts)
-        elif isinstance(t, Repeat):
-            todo.append(t.body)
-        elif isinstance(t, Look) or (isinstance(t, Beside) and not looks_only):
-            return True
-    return False
-
-
-def inhabited(tree: Tree) -> bool:
-    """Surely some text is a member: no conditions, and no part that nothing matches."""
+def _inhabited(tree: Tree) -> bool:
     if isinstance(tree, Chars):
         return bool(tree.set & SCALARS)
     if isinstance(tree, Seq):
-        return all(map(inhabited, tree.parts))
+        return all(part.inhabited for part in tree.parts)
     if isinstance(tree, Alt):
-        return any(map(inhabited, tree.parts)) and not has_conditions(tree)
-    return isinstance(tree, Repeat) and (inhabited(tree.body) or (tree.lo == 0 and not has_conditions(tree.body)))
+        return any(part.inhabited for part in tree.parts) and not tree.conditions
+    return isinstance(tree, Repeat) and (tree.body.inhabited or (tree.lo == 0 and not tree.body.conditions))
 
 
 def nullable(tree: Tree) -> bool:
@@ -170,18 +178,17 @@ def without_empty(tree: Tree) -> Tree:
     raise TypeError(f"{tree!r} is not nullable")
 
 
-def widths(tree: Tree) -> tuple[int, int | None]:
-    """Least and greatest number of characters (None: no greatest). Conditions count as empty."""
+def _widths(tree: Tree) -> tuple[int, int | None]:
     if isinstance(tree, Chars):
         return 1, 1
-    if isinstance(tree, Seq | Alt):
-        each = [widths(p) for p in tree.parts]
+    if isinstance(tree, (Seq, Alt)):
+        each = [part.widths for part in tree.parts]
         if isinstance(tree, Seq):
             return sum(lo for lo, _ in each), _total([hi for _, hi in each])
         highs = [hi for _, hi in each]
         return min((lo for lo, _ in each), default=0), None if None in highs else max((h for h in highs if h is not None), default=0)
     if isinstance(tree, Repeat):
-        lo, hi = widths(tree.body)
+        lo, hi = tree.body.widths
         return lo * tree.lo, 0 if hi == 0 else None if hi is None or tree.hi is None else hi * tree.hi
     return 0, 0
 

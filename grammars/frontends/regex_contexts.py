@@ -62,7 +62,7 @@ class Contexts:
         self.work = 0
 
     def words(self, tree: Tree, before: int, after: int) -> tuple[bool, Words]:
-        if not ast.has_conditions(tree):
+        if not tree.conditions:
             before = after = 0
         key = (tree, before, after)
         if key not in self.memo:
@@ -77,7 +77,7 @@ class Contexts:
             left = tree.before_edge if before == EDGE else not self.before[before] - tree.before
             right = tree.after_edge if after == EDGE else not self.after[after] - tree.after
             return left and right, {}
-        if not ast.has_conditions(tree):
+        if not tree.conditions:
             return ast.nullable(tree), self._split(ast.without_empty(tree))
         if isinstance(tree, Alt):
             each = [self.words(p, before, after) for p in tree.parts]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from agentkit.errors import UnsupportedSchema
-from agentkit.grammars.expr import Builder, Node
+from agentkit.grammars.compose import include
+from agentkit.grammars.expr import Builder, Node, Program
 from agentkit.grammars.frontends import formats
 from agentkit.grammars.frontends import regex_ast as ast
-from agentkit.grammars.frontends.chars import JSON, JSON_FULL, SCALARS, Alphabet, CharSet, json_escape, remembered
+from agentkit.grammars.frontends.chars import JSON, JSON_FULL, SCALARS, Alphabet, CharSet, json_escape
 from agentkit.grammars.frontends.regex import lower, whole_text
 from agentkit.grammars.frontends.regex_ast import Chars, Repeat, Tree
 from agentkit.grammars.frontends.regex_parser import parse
@@ -68,7 +69,7 @@ class StringFacets:
         facets = StringFacets(min_length, max_length)
         if pattern is not None:
             tree = _pattern_tree(pattern, f"{pointer}/pattern")
-            if ast.has_conditions(tree, looks_only=True):
+            if tree.looks:
                 lower(Builder(), tree, JSON, f"{pointer}/pattern")  # what cannot be made regular is refused here
             if tree != ast.ANY_TEXT:
                 facets = replace(facets, patterns=frozenset([pattern]))
@@ -77,12 +78,18 @@ class StringFacets:
         return facets
 
     @property
-    def unconstrained(self) -> bool:
-        return self == StringFacets()
+    def lengths_only(self) -> bool:
+        return not (self.patterns or self.not_patterns or self.formats or self.not_formats or self.excluded)
 
     @property
-    def lengths_only(self) -> bool:
-        return self == StringFacets(self.min_length, self.max_length)
+    def unconstrained(self) -> bool:
+        return self.lengths_only and self.min_length == 0 and self.max_length is None
+
+    @property
+    def only_format(self) -> str | None:
+        """The format that says all there is to say, or None."""
+        only = len(self.formats) == 1 and self.min_length == 0 and self.max_length is None
+        return next(iter(self.formats)) if only and not (self.patterns or self.not_patterns or self.not_formats or self.excluded) else None
 
     def intersect(self, other: StringFacets) -> StringFacets:
         tops = [x for x in (self.max_length, other.max_length) if x is not None]
@@ -131,18 +138,20 @@ class StringFacets:
         """No text is in the set. Exact, but for searches beyond texts.MAX_STATES, which count as non-empty."""
         if self.max_length is not None and self.min_length > self.max_length:
             return True
-        if replace(self, excluded=frozenset()).lengths_only and self.max_length != 0 and len(self.excluded) < CHARACTERS:
+        if not (self.patterns or self.not_patterns or self.formats or self.not_formats) and self.max_length != 0 and len(self.excluded) < CHARACTERS:
             return False
         return not self.lengths_only and not self._plainly_inhabited() and self.texts.is_empty()
 
     def _plainly_inhabited(self) -> bool:
-        """One pattern or format that says all there is to say, and has members: no search is needed."""
+        """One pattern or format that says all there is to say, and has members: no search is needed (every format has some)."""
+        if self.only_format is not None:
+            return True
         trees = self.wanted()
-        if len(trees) != 1 or self.not_patterns or self.not_formats or self.excluded or not ast.inhabited(trees[0]):
+        if len(trees) != 1 or self.not_patterns or self.not_formats or self.excluded or not trees[0].inhabited:
             return False
         lo, hi = self.lengths()
         run = _clipped(trees[0], lo, hi)
-        return run != ast.NEVER if run is not None else _within(ast.widths(trees[0]), lo, hi)
+        return run != ast.NEVER if run is not None else _within(trees[0].widths, lo, hi)
 
     def count_up_to(self, limit: int) -> int:
         """How many texts are in the set, but at most `limit`."""
@@ -190,7 +199,17 @@ def string_node(builder: Builder, facets: StringFacets) -> Node:
 def string_content(builder: Builder, facets: StringFacets, *, key: bool = True) -> Node:
     """What stands between the quotes. key: the canonical spelling throughout, as object keys need."""
     alphabet = JSON_FULL if facets.lengths_only and not key else JSON
-    return remembered(builder, ("string", facets, alphabet), lambda: _content(builder, facets, alphabet))
+    form = facets.only_format
+    if form is not None:
+        return include(builder, _format_program(form, alphabet))
+    return builder.named(("string", facets, alphabet), lambda: _content(builder, facets, alphabet))
+
+
+@cache
+def _format_program(name: str, alphabet: Alphabet) -> Program:
+    """The texts of a format, made once per process."""
+    builder = Builder()
+    return builder.program(_content(builder, StringFacets(formats=frozenset([name])), alphabet))
 
 
 def _content(b: Builder, facets: StringFacets, alphabet: Alphabet) -> Node:
@@ -202,7 +221,7 @@ def _content(b: Builder, facets: StringFacets, alphabet: Alphabet) -> Node:
     bounded = lo == 0 and hi is None
     for tree in trees:
         run = None if bounded else _clipped(tree, lo, hi)
-        bounded = bounded or run is not None or _within(ast.widths(tree), lo, hi)
+        bounded = bounded or run is not None or _within(tree.widths, lo, hi)
         parts.append(lower(b, tree if run is None else run, alphabet))
     if not bounded or not parts:
         parts.append(b.repeat(alphabet.chars(b, SCALARS), lo, hi))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agentkit.errors import InvalidGrammar
 from agentkit.grammars.expr import Builder, Node, Program
+from agentkit.grammars.frontends.json_schema.beginning import beginning
 from agentkit.grammars.frontends.json_schema.document import Document
 from agentkit.grammars.frontends.json_schema.emit import Emitter, KeyOrder, Style, Whitespace
 from agentkit.grammars.frontends.json_schema.expand import Expander
@@ -79,6 +80,6 @@ def compile_schema(
     builder: Builder | None = None,
 ) -> CompiledSchema:
     """The language of a schema as a program of its own; arguments and errors as for `schema_node`."""
-    builder = Builder() if builder is None else builder
+    builder = Builder(beginning(Style(whitespace, key_order, plain_integers))) if builder is None else builder
     node, report = schema_node(builder, schema, whitespace=whitespace, key_order=key_order, plain_integers=plain_integers, formats=formats)
     return CompiledSchema(builder.program(node), report)

@@ -14,7 +14,7 @@ from agentkit.grammars.expr import ANY, DECLARED, Builder, Extra, Field, Node
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spell_key
 from agentkit.grammars.frontends.json_schema.shapes import Array, Booleans, Null, Object
 from agentkit.grammars.frontends.json_schema.solve import Final, Solver, members
-from agentkit.grammars.frontends.json_schema.types import FALSE, Type
+from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
 from agentkit.grammars.frontends.json_schema.unique import Distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps
 from agentkit.grammars.frontends.strings import spellable
@@ -46,7 +46,7 @@ class Emitter:
     def __init__(self, builder: Builder, solver: Solver, style: Style) -> None:
         self.b = builder
         self.solver = solver
-        self.plain_integers = style.plain_integers
+        self.style = style
         self.order = DECLARED if style.key_order == "declared" else ANY
         self.gap = self._gap() if style.whitespace == "flexible" else builder.EPSILON
         self._nodes: dict[Type, Node] = {FALSE: builder.EMPTY}
@@ -65,6 +65,13 @@ class Emitter:
 
     # ------------------------------------------------------------------ types
     def node(self, root: Type) -> Node:
+        """The node of a type that the solver has found to hold some value."""
+        return self._any_value() if root is TRUE else self._tree(root)
+
+    def _any_value(self) -> Node:
+        return self.b.named(("any value", self.style), lambda: self._tree(TRUE))
+
+    def _tree(self, root: Type) -> Node:
         """The node of a type, its members first; a type met again inside itself becomes a rule."""
         nodes, alive = self._nodes, self.solver.alive
         open_types: set[Type] = set()
@@ -75,6 +82,9 @@ class Emitter:
                 open_types.discard(t)
                 nodes[t] = self._close(t)
             elif t not in nodes and t not in open_types:
+                if t is TRUE and root is not TRUE:
+                    nodes[t] = self._any_value()
+                    continue
                 if t not in alive:
                     nodes[t] = self.b.EMPTY
                     continue
@@ -110,7 +120,7 @@ class Emitter:
     # ------------------------------------------------------------------ shapes
     def _shape(self, s: Final) -> Node:
         b = self.b
-        if isinstance(s, Numbers) and self.plain_integers and s.integral:
+        if isinstance(s, Numbers) and self.style.plain_integers and s.integral:
             return replace(s, whole=True).node(b)
         if isinstance(s, (Numbers, Strings)):
             return s.node(b)

@@ -12,6 +12,7 @@ from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
 from agentkit.grammars import expr
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends.strings import StringFacets, literal_string, string_content, string_node, string_trie
+from agentkit.grammars.program import operands
 from tests.grammars.reference import Reference, accepts
 
 POOL = ["", "a", "ab", "abc", "b", "é", "😀", "😀😀", 'q"', "a\nb", "\\", "\x01", "2024-02-29", "127.0.0.1", "aaaa", "/"]
@@ -101,7 +102,7 @@ def operators(b: Builder, node: Node) -> set[int]:
     while todo:
         n = b._nodes[todo.pop()]
         seen.add(n[0])
-        todo += expr._children(n)
+        todo += operands(n, ())
     return seen
 
 
