@@ -98,15 +98,15 @@ def _over(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests", "splits", "window", "page_request", "lse_token", "lse_head", "out_split"])
 def _attend(
     queries, out, lse, keys, values, key_scales, value_scales, sinks, query_starts, lengths, first_keys, pages, positions, tree_starts, paths,
-    requests, window, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head, kv_head, kv_slot, scale_head, page_request,
+    requests, splits, window, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head, kv_head, kv_slot, scale_head, page_request,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr,
-    PAGE: tl.constexpr, SPLITS: tl.constexpr, ONE_TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    PAGE: tl.constexpr, ONE_TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles, KV, SPLITS). queries [T, H, D]; out [T, H, SPLITS, D] and lse [T, H, SPLITS] (natural logarithm)."""
+    """Grid (tiles, KV, splits). queries [T, H, D]; out [T, H, splits, D] and lse [T, H, splits] (natural logarithm)."""
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request, block = tile, 0
     if not ONE_TILE:
@@ -143,10 +143,9 @@ def _attend(
     if WINDOW:
         begin = tl.maximum(begin, tl.min(tl.where(real, place, length), 0) - window + 1)
         clear = begin
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), SPLITS), BLOCK_N) * BLOCK_N
-        begin = begin + split * share
-        end = tl.minimum(end, begin + share)
+    share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), splits), BLOCK_N) * BLOCK_N
+    begin = begin + split * share
+    end = tl.minimum(end, begin + share)
     clear = begin + tl.maximum(tl.minimum(clear, end) - begin, 0) // BLOCK_N * BLOCK_N
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -178,19 +177,19 @@ def _attend(
         tl.store(lse + rows * lse_token + heads * lse_head + split, tl.where(total > 0, (top + tl.log2(seen)) * LN_2, float("-inf")), mask=real)
 
 
-@triton.jit
-def _merge(parts, part_lse, out, lse, out_token, out_head, H, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Grid (T, H). parts [T, H, PARTS, D] and part_lse [T, H, PARTS] -> out [T, H, D], lse [T, H]."""
+@triton.jit(do_not_specialize=["H", "P"])
+def _merge(parts, part_lse, out, lse, out_token, out_head, H, P, BLOCK_P: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Grid (T, H). parts [T, H, P, D] and part_lse [T, H, P] -> out [T, H, D], lse [T, H]."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = token * H + head
     part, dim = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
-    own = tl.load(part_lse + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    own = tl.load(part_lse + row * P + part, mask=part < P, other=float("-inf"))
     top = tl.max(own, 0)
     weights = tl.exp2((own - tl.where(top == float("-inf"), 0.0, top)) * LOG2_E)
     total = tl.sum(weights, 0)
     safe = tl.where(total > 0, total, 1.0)
-    seen = (part < PARTS)[:, None] & (dim < DIM)[None, :]
-    values = tl.load(parts + row * PARTS * DIM + part[:, None] * DIM + dim[None, :], mask=seen, other=0.0)
+    seen = (part < P)[:, None] & (dim < DIM)[None, :]
+    values = tl.load(parts + row * P * DIM + part[:, None] * DIM + dim[None, :], mask=seen, other=0.0)
     merged = tl.sum(values * weights[:, None], 0) / safe
     tl.store(out + token * out_token + head * out_head + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)
     if lse is not None:
@@ -289,7 +288,7 @@ def _partials(q: torch.Tensor, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _run(q: torch.Tensor, layer: KVLayer, batch: Batch, tables: _Tables, rules: _Rules, launch: Launch, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-    """out [T, H, SPLITS, D], lse [T, H, SPLITS]."""
+    """out [T, H, splits, D], lse [T, H, splits]."""
     heads, dim = q.shape[1:]
     group, shape = heads // layer.kv_heads, tables.shape
     if heads % layer.kv_heads or launch.block_m < group:
@@ -298,11 +297,11 @@ def _run(q: torch.Tensor, layer: KVLayer, batch: Batch, tables: _Tables, rules: 
     _attend[(launch.tiles(shape, group), layer.kv_heads, launch.splits)](
         q, out, lse, layer.keys, layer.values, layer.key_scales, layer.value_scales, rules.sinks,
         tables.query_starts, tables.lengths, tables.first_keys, tables.pages, batch.positions, batch.tree_starts, batch.paths,
-        shape.requests, rules.window or 0, rules.scale * (1.0 if rules.softcap else _LOG2_E), rules.softcap or 1.0,
+        shape.requests, launch.splits, rules.window or 0, rules.scale * (1.0 if rules.softcap else _LOG2_E), rules.softcap or 1.0,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), out.stride(2), *((0, 0) if lse is None else lse.stride()[:2]),
         layer.keys.stride(0), layer.keys.stride(1), 0 if layer.key_scales is None else layer.key_scales.stride(0), tables.pages.stride(0),
         GROUP=group, DIM=dim, BLOCK_D=max(16, next_power(dim)), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_Q=block_q,
-        PAGE=PAGE, SPLITS=launch.splits, ONE_TILE=shape.queries <= block_q, CAUSAL=tables.causal, WINDOW=rules.window is not None,
+        PAGE=PAGE, ONE_TILE=shape.queries <= block_q, CAUSAL=tables.causal, WINDOW=rules.window is not None,
         TREE=tables.causal and shape.trees, CAPPED=rules.softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -313,6 +312,6 @@ def _merged(q: torch.Tensor, parts: torch.Tensor, part_lse: torch.Tensor, lse: t
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _merge[(tokens, heads)](
         parts, part_lse, out, lse, out.stride(0), out.stride(1), heads,
-        PARTS=count, BLOCK_P=next_power(count), DIM=dim, BLOCK_D=next_power(dim), num_warps=4,
+        P=count, BLOCK_P=max(8, next_power(count)), DIM=dim, BLOCK_D=next_power(dim), num_warps=4,
     )  # fmt: skip
     return out

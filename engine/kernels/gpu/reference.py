@@ -7,13 +7,14 @@ graph. Sums are in float32. For machines without a GPU or Triton, and for tests.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import LARGEST, KVLayer
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["attend", "attend_shared", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "gated", "norm", "rotate_and_write", "write"]
 
 
 def attend(
@@ -103,3 +104,36 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor)
             rows = torch.floor(rows + 0.5) if stored.dtype == torch.int8 else rows
             scales[:, to] = widest / largest
         stored[:, to] = rows.to(stored.dtype)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See norm.norm."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, before: torch.Tensor | None = None) -> torch.Tensor:
+    """See norm.add_norm."""
+    residual += x if before is None else norm(x, before, eps)
+    return norm(residual, weight, eps)
+
+
+def rotate_and_write(
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: KVLayer, slots: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """See rotary.rotate_and_write."""
+    turned, dim = qkv.shape[1] - layer.kv_heads, qkv.shape[2]
+    qk = qkv[:, :turned].float()
+    if weight is not None:
+        qk = F.rms_norm(qk, (dim,), None, eps) * weight
+    full_cos, full_sin = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+    qk = qk * full_cos + qk.roll(dim // 2, -1) * full_sin
+    heads = turned - layer.kv_heads
+    write(qk[:, heads:], qkv[:, turned:], layer, slots)
+    return qk[:, :heads].to(qkv.dtype)
+
+
+def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+    """See gate.gated."""
+    gate, up = gate_up.float().chunk(2, -1)
+    activation = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return (activation * up).to(gate_up.dtype)

@@ -1,0 +1,73 @@
+"""Between a layer's projections and its attention, in one pass: norm of the heads, rotation, and keys and values into the cache.
+
+Inputs: the projected q, k and v of each token side by side, cosines and sines per token, and the slots. Queries go to a tensor of
+their own: turning them in place would let one thread overwrite what another one still has to read. Halves are turned as in
+models/rope.py. Knows nothing of frequencies or pages.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from agentkit.engine.kernels.gpu.cache import LARGEST, KVLayer
+from agentkit.engine.kernels.gpu.plan import next_power
+from agentkit.engine.kernels.gpu.store import put
+
+__all__ = ["rotate_and_write"]
+
+HEADS_AT_ONCE = 4
+
+
+@triton.jit
+def _rotate_and_write(
+    qkv, cos, sin, weight, slots, q, keys, values, key_scales, value_scales, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head,
+    H: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, blocks of H + 2 KV). qkv [T, H + 2 KV, D]; cos, sin [T, D / 2] float32; weight [H + KV, D]; q [T, H, D]."""
+    token = tl.program_id(0).to(tl.int64)
+    head, dim = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    slot = tl.load(slots + token).to(tl.int64) + tl.zeros([BLOCK_H], tl.int64)
+    half: tl.constexpr = DIM // 2
+    inside = (head < H + 2 * KV)[:, None] & (dim < DIM)[None, :]
+    base = qkv + token * qkv_token + head[:, None] * qkv_head
+    other = tl.where(dim < half, dim + half, dim - half)
+    own = tl.load(base + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+    across = tl.load(base + other[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = own
+    if weight is not None:
+        turned = inside & (head < H + KV)[:, None]
+        inverse = tl.rsqrt(tl.sum(own * own, 1) / DIM + eps)[:, None]
+        x = x * inverse * tl.load(weight + head[:, None] * DIM + dim[None, :], mask=turned, other=0.0)
+        across = across * inverse * tl.load(weight + head[:, None] * DIM + other[None, :], mask=turned, other=0.0)
+    angle = token * half + dim % half
+    c = tl.load(cos + angle, mask=dim < DIM, other=0.0)
+    s = tl.load(sin + angle, mask=dim < DIM, other=0.0)
+    x = x * c[None, :] + across * tl.where(dim < half, -s, s)[None, :]
+    x = tl.where((head < H + KV)[:, None], x, own)
+    tl.store(q + (token * H + head[:, None]) * DIM + dim[None, :], x.to(q.dtype.element_ty), mask=inside & (head < H)[:, None])
+    spot = slot[:, None] * kv_slot + dim[None, :]
+    key, value = (head - H).to(tl.int64), (head - H - KV).to(tl.int64)
+    is_key, is_value = (key >= 0) & (key < KV) & (slot >= 0), (value >= 0) & (value < KV) & (slot >= 0)
+    put(x, key[:, None] * kv_head + spot, is_key[:, None] & inside, keys, key_scales, key * scale_head + slot, is_key, LARGEST, WHOLE)
+    put(x, value[:, None] * kv_head + spot, is_value[:, None] & inside, values, value_scales, value * scale_head + slot, is_value, LARGEST, WHOLE)
+
+
+def rotate_and_write(
+    qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: KVLayer, slots: torch.Tensor, weight: torch.Tensor | None = None, eps: float = 0.0
+) -> torch.Tensor:
+    """qkv [T, H + 2 KV, D] in the order q, k, v -> rotated q [T, H, D]; k rotated and v as it is go to `slots` [T] of the layer.
+
+    cos, sin [T, D / 2] float32.   weight [H + KV, D] float32: heads of q and k are normed first, times this.   Slots below zero take nothing.
+    """
+    tokens, all_heads, dim = qkv.shape
+    heads = all_heads - 2 * layer.kv_heads
+    q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    _rotate_and_write[(tokens, triton.cdiv(all_heads, HEADS_AT_ONCE))](
+        qkv, cos, sin, weight, slots, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, eps,
+        qkv.stride(0), qkv.stride(1), layer.keys.stride(0), layer.keys.stride(1), 0 if layer.key_scales is None else layer.key_scales.stride(0),
+        H=heads, KV=layer.kv_heads, DIM=dim, BLOCK_H=HEADS_AT_ONCE, BLOCK_D=next_power(dim),
+        LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8, num_warps=1,
+    )  # fmt: skip
+    return q
