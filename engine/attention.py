@@ -20,9 +20,11 @@ from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES
+from agentkit.engine.kv_format import decode, encode, is_mixed, mixed, row_dim
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloat16: torch.uint16}  # as the kernels see them
+_STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloat16: torch.uint16, torch.int8: torch.int8, torch.uint8: torch.uint8}
+"""Types of the pool, and how the kernels see them."""
 
 
 class PagedSequence(Protocol):
@@ -33,7 +35,7 @@ class PagedSequence(Protocol):
 
 
 class PagedPool(Protocol):
-    """data [L, 2, KV, S, D]: keys (0) and values (1) of every slot."""
+    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py."""
 
     @property
     def data(self) -> torch.Tensor: ...
@@ -77,7 +79,7 @@ class BatchAttention:
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
-        if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and self._data.shape[-1] % LANES == 0 and supported():
+        if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and row_dim(self._data) % LANES == 0 and supported():
             self._plan = _plan(self._data, self._spans, self._trees, group)
         return self._plan
 
@@ -103,10 +105,12 @@ class BatchAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for part, new in enumerate((k, v)):
-            self._data[layer, part].index_copy_(1, self._slots, new.transpose(0, 1).to(self._data.dtype))
+            self._data[layer, part].index_copy_(1, self._slots, encode(new.transpose(0, 1), self._data.dtype, keys=part == 0))
         plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 and sinks is None else None
         if plan is not None:
             return _attend_pages(plan, layer, q, k.shape[1], window, scale, softcap)
+        if is_mixed(self._data.dtype):
+            q = mixed(q)
         out = torch.empty_like(q)
         start = 0
         for (_, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
@@ -134,7 +138,7 @@ class BatchAttention:
             if skip == length:
                 continue
             first = start + skip
-            keys, values = (self._data[layer, i, :, slot + skip : slot + length].to(q.dtype) for i in (0, 1))
+            keys, values = (decode(self._data[layer, i, :, slot + skip : slot + length], q.dtype) for i in (0, 1))
             mask = _mask(offset, q.shape[0], first, start + length, window, q) if tree is None else _tree_mask(offset, tree, first, start + length, window, q)
             parts.append(_partial(q, keys, values, mask, scale, softcap))
         if sinks is not None:

@@ -156,7 +156,8 @@ class EngineConfig:
         weights: "fp32" as loaded; "fp16" half-precision matrices; "int8", "int4" blocks of 8 or 4 bits with float32 activations,
         as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
         processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
-        kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type.
+        kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
+        8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
     max_context: tokens per request (prompt and output); None: what the model was trained for.
     threads: CPU threads of the engine; None: what torch chooses.
@@ -190,7 +191,7 @@ class EngineConfig:
     deterministic: bool = False
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
-    KV = ("auto", "fp32", "fp16", "bf16")
+    KV = ("auto", "fp32", "fp16", "bf16", "int8", "fp8")
 
     def __post_init__(self) -> None:
         check_speculation(self.speculation)

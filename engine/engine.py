@@ -38,7 +38,7 @@ from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
-from agentkit.engine.warmup import compile_kernels_once
+from agentkit.engine.warmup import compile_for_kv_once, compile_kernels_once
 from agentkit.engine.weights.choose import with_weights
 from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
@@ -46,6 +46,8 @@ from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
+    import torch
+
     from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.tokenizer import Tokenizer
@@ -114,12 +116,16 @@ class Engine:
         loaded = with_weights(loaded, weights)
         if deterministic and not isinstance(loaded.model, PackedDecoder):
             raise EngineError(f"deterministic=True needs weights='int8' or 'int4' on the CPU; {type(loaded.model).__name__} rounds by batch")
+        packed = isinstance(loaded.model, PackedDecoder)
+        held = kv_type(kv, loaded.model.dtype, blocks=packed)
+        if loaded.model.device.type == "cpu":
+            compile_for_kv_once(held, progress, whole=packed)
         self._loaded = loaded
         self.model_name = loaded.name
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
         self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
         self.metrics = Metrics(loaded.name, tracer)
-        self._scheduler = _scheduler(loaded, self.config, self._stop_ids, self.metrics)
+        self._scheduler = _scheduler(loaded, self.config, held, self._stop_ids, self.metrics)
         folder = None if cache_dir is None else Path(cache_dir)
         self.heads_digest = partial(fingerprint, loaded, "")  # heads fit a model however its weights are held
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
@@ -380,11 +386,10 @@ def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None]
     return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
 
 
-def _scheduler(loaded: LoadedModel, config: EngineConfig, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:
-    """The engine's inner parts around a loaded model."""
+def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:
+    """The engine's inner parts around a loaded model. kv: how keys and values are held."""
     model, c = loaded.model, loaded.config
-    dtype = kv_type(config.kv, model.dtype, blocks=isinstance(model, PackedDecoder))
-    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, dtype, model.device)
+    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
     enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
     pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
     runner = TorchRunner(model, pool, model.device, config.threads)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_format import row_size
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
 from agentkit.errors import EngineError
@@ -28,7 +29,7 @@ LOADER = 1
 
 @dataclass(frozen=True)
 class KVShape:
-    """layers, kv_heads, head_dim of the model; dtype and device of keys and values."""
+    """layers, kv_heads, head_dim of the model; dtype and device of keys and values. dtype: see kv_format.py."""
 
     layers: int
     kv_heads: int
@@ -37,8 +38,13 @@ class KVShape:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
+    def row(self) -> int:
+        """Stored numbers of one position and head."""
+        return row_size(self.dtype, self.head_dim)
+
+    @property
     def bytes_per_token(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.layers * 2 * self.kv_heads * self.row * self.dtype.itemsize
 
     @property
     def bytes_per_page(self) -> int:
@@ -102,7 +108,7 @@ class KVPool:
     budget: bytes for keys and values; the pool takes as many whole pages as fit, at least one.   prefix_caching: False shares
     nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
-    data: [L, 2, KV, S, D], S = pages * PAGE slots; keys at 0, values at 1.
+    data: [L, 2, KV, S, row], S = pages * PAGE slots; keys at 0, values at 1. row: head_dim, in 8 bits with the scale behind it.
     """
 
     def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake) -> None:
@@ -110,7 +116,7 @@ class KVPool:
         self.page_count = max(1, budget // shape.bytes_per_page)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
         try:
-            self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.head_dim, dtype=shape.dtype, device=shape.device)
+            self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.row, dtype=shape.dtype, device=shape.device)
         except RuntimeError as error:  # what torch raises where memory cannot be had, also on a GPU
             raise EngineError(f"{slots * shape.bytes_per_token} bytes for keys and values cannot be had on {shape.device}; lower kv_memory") from error
         self._pages = PageAllocator(self.page_count)
@@ -282,7 +288,7 @@ class KVPool:
         return last
 
     def put(self, parent: Node, tokens: tuple[int, ...], data: torch.Tensor) -> Node | None:
-        """A page with given contents [L, 2, KV, len(tokens), D] in the tree after `parent`, held until `let_go`; None without room."""
+        """A page with given contents [L, 2, KV, len(tokens), row] in the tree after `parent`, held until `let_go`; None without room."""
         there, shared = self.tree.match_part(parent, tokens)
         if there is not None and shared == len(tokens):
             self._pages.retain(there.page)

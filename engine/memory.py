@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-KV_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+from agentkit.engine.kv_format import KV_TYPES
+
 DEFAULT_SHARE = 0.25  # of what is free
 
 
 def kv_type(wanted: str, model: torch.dtype, *, blocks: bool) -> torch.dtype:
-    """wanted: a setting of EngineConfig.kv.   model: the type it computes in.   blocks: whether its matrices are blocks of 8 or 4 bits.
+    """wanted: "auto" or one of KV_TYPES.   model: the type it computes in.   blocks: whether its matrices are blocks of 8 or 4 bits.
 
     Beside blocks half precision costs less than their rounding (docs/performance.md) and spares half the reading.
     """

@@ -31,9 +31,7 @@ def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) ->
     nodes = _in_order(pool, pinned_only)
     places = {id(node): i for i, node in enumerate(nodes)}
     pages = [pool.data[:, :, :, node.page * PAGE : node.page * PAGE + len(node.tokens)] for node in nodes]
-    shape = pool.shape
-    empty = torch.empty(shape.layers, 2, shape.kv_heads, 0, shape.head_dim, dtype=shape.dtype)
-    data = torch.cat(pages, 3).cpu().contiguous() if pages else empty  # [L, 2, KV, tokens, D]
+    data = (torch.cat(pages, 3) if pages else pool.data[:, :, :, :0]).cpu().contiguous()  # [L, 2, KV, tokens, row]
     tree = [[places.get(id(node.parent), -1), list(node.tokens)] for node in nodes]
     header = {"format": FORMAT, "model": model, "kv": _kind(pool), "tree": json.dumps(tree, separators=(",", ":"))}
     header["digest"] = _digest(data, header)

@@ -1,11 +1,14 @@
 """Compile the engine's CPU kernels ahead of their first use, and say whether that has been done.
 
 numba compiles a kernel when it first runs and keeps it in the cache folder (grammars/jit.py). So this runs each of them once,
-on a random decoder of one layer. Knows nothing of requests.
+on a random decoder of one layer. A kernel that reads keys and values is compiled for each type that they are held in: those of
+kv="auto" come with all other kernels, another type when an engine first asks for it. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,8 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import ENGINE, supported
+from agentkit.engine.kv_format import KV_TYPES, row_size
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.progress import Progress, progress_or_default
@@ -22,9 +27,11 @@ from agentkit.engine.models.rope import Rope
 from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits
 from agentkit.engine.weights.packed import PackedDecoder, Part
 
-__all__ = ["compile_kernels", "compile_kernels_once", "kernels_cached"]
+__all__ = ["compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached"]
 
 _HIDDEN, _DIM, _VOCABULARY = 32, 16, 64
+_WHOLE, _ATTENTION = torch.float16, torch.float32
+"""How kv="auto" holds keys and values beside matrices in blocks, which the whole forward in one kernel is for, and beside others."""
 
 
 def kernels_cached() -> bool:
@@ -36,15 +43,10 @@ def compile_kernels() -> None:
     """Runs every kernel once; quick if they are in the cache folder already, else some seconds. Does nothing where they are not used."""
     if not supported():
         return
-    plain = _decoder()
-    model = PackedDecoder(plain, lambda layer, name: _part(plain, layer, name))
-    half, full = (SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, _DIM, dtype=kv)) for kv in (torch.float16, torch.float32))
-    sequence: Any = SimpleNamespace(pages=[1, 0])
+    _run_whole(_WHOLE)
+    _run_attention(_ATTENTION)
     with torch.inference_mode():
-        ids = torch.arange(3)
-        model.forward(ids, ids, BatchAttention(half, [(sequence, 0, 3)]))
-        BatchAttention(full, [(sequence, 3, 1)])(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), scale=1.0)
-        model.head(torch.zeros(1, _HIDDEN))
+        _packed().head(torch.zeros(1, _HIDDEN))
 
 
 def compile_kernels_once(progress: Progress | None) -> None:
@@ -54,6 +56,48 @@ def compile_kernels_once(progress: Progress | None) -> None:
             report("compiling the kernels of the engine (once on this machine)", 0, 1)
             compile_kernels()
             report("compiling the kernels of the engine (once on this machine)", 1, 1)
+
+
+def compile_for_kv_once(kv: torch.dtype, progress: Progress | None, *, whole: bool) -> None:
+    """The same for the kernel that reads keys and values held as `kv`: the whole forward, or attention alone."""
+    done = _mark(kv, whole)
+    if not supported() or kv == (_WHOLE if whole else _ATTENTION) or done.exists():
+        return
+    stage = f"compiling kernels for kv={next(name for name, dtype in KV_TYPES.items() if dtype == kv)!r} (once on this machine)"
+    with progress_or_default(progress) as report:
+        report(stage, 0, 1)
+        (_run_whole if whole else _run_attention)(kv)
+        with suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
+            done.touch()
+        report(stage, 1, 1)
+
+
+def _mark(kv: torch.dtype, whole: bool) -> Path:
+    return ENGINE.folder / f"{'forward' if whole else 'attention'} for {str(kv).removeprefix('torch.')}"
+
+
+def _run_whole(kv: torch.dtype) -> None:
+    ids = torch.arange(3)
+    with torch.inference_mode():
+        _packed().forward(ids, ids, BatchAttention(_pool(kv), [(_sequence(), 0, 3)]))
+
+
+def _run_attention(kv: torch.dtype) -> None:
+    with torch.inference_mode():
+        BatchAttention(_pool(kv), [(_sequence(), 3, 1)])(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), scale=1.0)
+
+
+def _pool(kv: torch.dtype) -> Any:
+    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), reach=Reach())
+
+
+def _sequence() -> Any:
+    return SimpleNamespace(pages=[1, 0])
+
+
+def _packed() -> PackedDecoder:
+    plain = _decoder()
+    return PackedDecoder(plain, lambda layer, name: _part(plain, layer, name))
 
 
 def _part(plain: Decoder, layer: int, name: str) -> Part:

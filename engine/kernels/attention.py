@@ -20,8 +20,9 @@ import numpy as np
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import multiply
+from agentkit.engine.kernels.rows import mix
 from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, exponentials_of, largest_of, transpose_page, widen_row
+from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, exponentials_of, in_whole_numbers, largest_of, row_size, transpose_page, widen_row
 
 RANGE = 256  # keys of a task
 RANGE_PAGES = RANGE // PAGE
@@ -111,10 +112,11 @@ def attend_pages(
         stage, chunk = stage_of(ticket), chunk_of(ticket)
         if stage == 0 and chunk < chunks:
             head = chunk % kv_heads
-            keys = (layer * 2 * kv_heads + head) * slots * dim
+            row = row_size(data, dim)
+            keys = (layer * 2 * kv_heads + head) * slots * row
             attend(
                 tasks[chunk // kv_heads], pages, rows, positions, trees, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
-                keys + kv_heads * slots * dim, dim, window, scale, cap, partial, stride, scratch,
+                keys + kv_heads * slots * row, dim, window, scale, cap, partial, stride, scratch,
             )  # fmt: skip
         elif stage == 1 and chunk < tokens:
             merge(parts, chunk, partial, stride, heads, dim, out, chunk * heads * dim)
@@ -135,7 +137,7 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
     included; positions[t] is then that of the path.
     window 0: none; cap 0: none. out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
     """
-    first, keys, count = task[FIRST_KEY], task[KEYS], task[ROW_COUNT]
+    first, keys, count, row = task[FIRST_KEY], task[KEYS], task[ROW_COUNT], row_size(data, dim)
     queries = count * group
     padded = (dim + WIDTH - 1) // WIDTH * WIDTH
     query = scratch[: queries * dim]
@@ -151,12 +153,15 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
             earliest = 0
         for j in range(group * dim):
             query[i * group * dim + j] = q[t * q_stride + q_head * dim + j] * scale
+        if in_whole_numbers(data):  # as the keys are
+            for g in range(group):
+                mix(query, (i * group + g) * dim, dim)
     for i in range(queries * padded):
         sums[i] = 0.0
     begin, stop = earliest // PAGE, (keys + PAGE - 1) // PAGE
     for p in range(begin, stop):
         slot = pages[task[FIRST_PAGE] + p] * PAGE
-        transpose_page(data, keys_at + slot * dim, dim, dim // LANES, panel)
+        transpose_page(data, keys_at + slot * row, row, dim // LANES, panel)
         for i in range(queries):
             for j in range(PAGE):
                 scores[i * RANGE + p * PAGE + j] = 0.0
@@ -176,7 +181,7 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
                 _spread(scores, at + trees[t, 0] - first, trees[t, 1], at + stop * PAGE)
     for p in range(begin, stop):
         slot = pages[task[FIRST_PAGE] + p] * PAGE
-        _add_values(data, values_at + slot * dim, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
+        _add_values(data, values_at + slot * row, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
     for i in range(queries):
         place = (task[FIRST_PART] + i // group) * out_stride + (q_head + i % group) * (dim + 2)
         for j in range(dim):
@@ -241,7 +246,7 @@ def _add_values(data, values_at, dim, padded, count, scores, scores_at, sums, pa
     for j in range(count):
         for d in range(dim, padded):
             panel[j * padded + d] = 0.0
-        widen_row(data, values_at + j * dim, dim // LANES, panel, j * padded)
+        widen_row(data, values_at + j * row_size(data, dim), dim // LANES, panel, j * padded)
     for d in range(0, padded, WIDTH):
         multiply(panel, d, padded, scores, scores_at, RANGE, count, sums, d, padded, queries)
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from agentkit.engine.kernels.attention import attend, merge
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
-from agentkit.engine.kernels.rows import add_norm, gate, norm, rotate, turn_table
+from agentkit.engine.kernels.rows import add_norm, gate, mix, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, narrow_row
+from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, in_whole_numbers, narrow_row, row_size
 
 COLUMNS = 96  # tokens that share a dequantised panel
 HEAD_BLOCKS = 8  # of the head in one chunk: there are many
@@ -314,15 +314,17 @@ def _turn(token, layer, shape, constants, weights, batch, work, data, slots):
     for part in range(2):
         for head in range(shape.kv_heads):
             row = at + (shape.heads + part * shape.kv_heads + head) * dim
-            place = (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * dim
+            place = (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * row_size(data, dim)
+            if part == 0 and in_whole_numbers(data):
+                mix(work.qkv, row, dim)
             narrow_row(work.qkv, row, dim // LANES, data, place)
 
 
 @inner
 def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, scratch):
     head, dim, group = chunk % shape.kv_heads, shape.head_dim, shape.heads // shape.kv_heads
-    keys = (layer * 2 * shape.kv_heads + head) * slots * dim
-    values = keys + shape.kv_heads * slots * dim
+    keys = (layer * 2 * shape.kv_heads + head) * slots * row_size(data, dim)
+    values = keys + shape.kv_heads * slots * row_size(data, dim)
     attend(
         batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
         data, keys, values, dim, weights.layers[layer, WINDOW], constants.scale, constants.attention_cap, work.partial, shape.heads * (dim + 2), scratch,

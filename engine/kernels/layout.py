@@ -4,3 +4,6 @@ from __future__ import annotations
 
 PAGE = 32
 """Positions in a page of keys and values; position p of a sequence lies in slot pages[p // PAGE] * PAGE + p % PAGE."""
+
+SCALE_BYTES = 2
+"""Behind the 8-bit codes of a row of keys or values lies its scale, a bfloat16."""

@@ -48,6 +48,22 @@ def rotate(x, at, table, table_at, half):
 
 
 @inner
+def mix(x, at, size):
+    """x[0:size] times the orthonormal Hadamard matrix, in blocks of the largest power of two that divides size; its own inverse."""
+    block = size & -size
+    factor = np.float32(1.0) / np.float32(math.sqrt(np.float32(block)))
+    for i in range(size):
+        x[at + i] *= factor
+    half = 1
+    while half < block:
+        for begin in range(0, size, 2 * half):
+            for i in range(at + begin, at + begin + half):
+                a, b = x[i], x[i + half]
+                x[i], x[i + half] = a + b, a - b
+        half *= 2
+
+
+@inner
 def gate(kind, gates, ups, at, out, out_at):
     """out[0:32] = activation(gates[at:at+32]) * ups[at:at+32]."""
     if kind == SILU:

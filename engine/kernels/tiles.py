@@ -3,6 +3,7 @@
     tile(columns)   acc[c, 0:32] += sum over k of x[c, k] * panel[k, 0:32]      for 1, 2 or 3 columns at once
     panel / dot     quantised blocks of 32 outputs to such a panel, or straight into the sums of one column
     transpose       a page of keys [32, D] to a panel [D, 32]
+    widen, narrow   rows of keys and values as they are stored to floats and back
     exp, max, sums  for softmax and gates
 
 Every sum over k is one chain of fused multiply-adds in ascending k, whatever the number of columns and whether a panel was made
@@ -20,6 +21,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from agentkit.engine.kernels.layout import SCALE_BYTES
 
 LANES = 8
 WIDTH = 32  # outputs of a block, keys of a page
@@ -101,7 +104,7 @@ class _Emit:
     def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """All lanes combined in a tree -> scalar."""
         for half in (4, 2, 1):
-            moved = self.b.shuffle_vector(vector, ir.Constant(_VF, ir.Undefined), ir.Constant(_VI, [(i + half) % LANES for i in range(LANES)]))
+            moved = self.b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), ir.Constant(_VI, [(i + half) % LANES for i in range(LANES)]))
             vector = combine(vector, moved)
         return self.b.extract_element(vector, _I32(0))
 
@@ -221,22 +224,73 @@ dot4, dot8 = _dot(_four_bits), _dot(_eight_bits)
 """dot(codes, at, scales, at, groups, x, at, acc): acc[0:32] += block @ x[0:groups*32]."""
 
 
-_V16, _VH = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.HalfType(), LANES)
-HALF = types.int16
-"""Numbers are stored as float32, as half precision seen as int16, or as bfloat16 seen as uint16."""
+_I8, _I16 = ir.IntType(8), ir.IntType(16)
+_V8, _V16, _VH = ir.VectorType(_I8, LANES), ir.VectorType(_I16, LANES), ir.VectorType(ir.HalfType(), LANES)
+HALF, WHOLE, E4M3 = types.int16, types.int8, types.uint8
+"""Numbers are stored as float32, as half precision seen as int16, as bfloat16 seen as uint16, or in 8 bits: as whole numbers (int8) or
+e4m3 seen as uint8 (4 bits of exponent, 3 of mantissa). Rows in 8 bits have a scale behind their numbers: see engine/kv_format.py."""
+MOST = {WHOLE: 127.0, E4M3: 448.0}
 
 
-def _widened(e: _Emit, pointer: Any, stored: Any) -> Any:
+def _scale(e: _Emit, place: Any, stored: Any) -> Any:
+    """The scale of a row in 8 bits as a vector; None for others. place: behind its numbers."""
+    if stored not in MOST:
+        return None
+    bits = e.b.zext(e.load(place, _I16), _I32)
+    scale = e.b.bitcast(e.b.shl(bits, _I32(16)), _F32)
+    return e.splat(e.b.fmul(scale, _F32(256.0)) if stored == E4M3 else scale)
+
+
+def _widened(e: _Emit, pointer: Any, stored: Any, scale: Any) -> Any:
     """Eight stored numbers as floats."""
+    b = e.b
     if stored == types.float32:
         return e.load(pointer)
     if stored == HALF:
-        return e.b.fpext(e.load(pointer, _VH), _VF)
-    return e.b.bitcast(e.b.shl(e.b.zext(e.load(pointer, _V16), _VI), e.integer(16)), _VF)
+        return b.fpext(e.load(pointer, _VH), _VF)
+    if stored == WHOLE:
+        return b.fmul(b.sitofp(e.load(pointer, _V8), _VF), scale)
+    if stored == E4M3:  # as half precision, whose exponents are larger by 8
+        codes = b.zext(e.load(pointer, _V8), _V16)
+        sign, rest = (b.shl(b.and_(codes, ir.Constant(_V16, [mask] * LANES)), ir.Constant(_V16, [by] * LANES)) for mask, by in ((0x80, 8), (0x7F, 7)))
+        return b.fmul(b.fpext(b.bitcast(b.or_(sign, rest), _VH), _VF), scale)
+    return b.bitcast(b.shl(b.zext(e.load(pointer, _V16), _VI), e.integer(16)), _VF)
 
 
-def _narrowed(e: _Emit, value: Any, stored: Any) -> Any:
+def _write_scale(e: _Emit, row: Any, octets: Any, place: Any, stored: Any) -> Any:
+    """Stores the scale of a row of floats: largest amount / MOST as a bfloat16, rounded up; -> what to divide by, a vector. NaN stays NaN."""
+    b = e.b
+    best = cgutils.alloca_once_value(b, e.integer(0))
+    with e.loop(octets) as i:
+        bits = b.and_(b.bitcast(e.load(e.at(row, e.times(i, LANES))), _VI), e.integer(0x7FFFFFFF))  # in the order of the amounts, NaN last
+        b.store(b.select(b.icmp_signed(">", bits, b.load(best)), bits, b.load(best)), best)
+    largest = e.across(b.load(best), lambda x, y: b.select(b.icmp_signed(">", x, y), x, y))
+    step = b.fdiv(b.bitcast(largest, _F32), _F32(MOST[stored]))
+    up = b.lshr(b.add(b.bitcast(step, _I32), _I32(0xFFFF)), _I32(16))
+    kept = b.select(b.fcmp_unordered("uno", step, step), _I32(0x7FC0), up)
+    e.store(b.trunc(kept, _I16), place)
+    scale = b.bitcast(b.shl(kept, _I32(16)), _F32)
+    return e.splat(b.select(b.fcmp_ordered(">", scale, _F32(0.0)), scale, _F32(1.0)))
+
+
+def _in_e4m3(e: _Emit, value: Any) -> Any:
+    """Eight floats of at most 448 as e4m3, rounded to nearest even."""
+    b = e.b
+    bits = b.bitcast(value, _VI)
+    amount = b.and_(bits, e.integer(0x7FFFFFFF))
+    odd = b.and_(b.lshr(amount, e.integer(20)), e.integer(1))
+    normal = b.sub(b.lshr(b.add(amount, b.add(odd, e.integer(0x7FFFF))), e.integer(20)), e.integer((127 - 7) << 3))
+    steps = b.fptosi(e.call("rint", b.fmul(b.bitcast(amount, _VF), e.constant(512.0))), _VI)  # below 2^-6 numbers lie 2^-9 apart
+    code = b.select(b.icmp_signed("<", amount, e.integer((127 - 6) << 23)), steps, normal)
+    return b.trunc(b.or_(code, b.lshr(b.and_(bits, e.integer(-(1 << 31))), e.integer(24))), _V8)
+
+
+def _narrowed(e: _Emit, value: Any, stored: Any, divisor: Any) -> Any:
     """Eight floats as they are stored, rounded to nearest even."""
+    if stored == WHOLE:
+        return e.b.fptosi(e.call("rint", e.b.fdiv(value, divisor)), _V8)
+    if stored == E4M3:
+        return _in_e4m3(e, e.b.fdiv(value, divisor))
     if stored == types.float32:
         return value
     if stored == HALF:
@@ -253,15 +307,22 @@ def _shuffle(e: _Emit, a: Any, b: Any, lanes: list[int]) -> Any:
 
 def transpose(e: _Emit) -> None:
     source, at, stride, octets, out = e.args
-    with e.loop(WIDTH // LANES) as rows, e.loop(octets) as columns:
-        corner = e.at(source, at, e.b.mul(e.times(rows, LANES), stride), e.times(columns, LANES))
-        v = [_widened(e, e.at(corner, e.times(stride, i)), e.stored[0]) for i in range(LANES)]
-        v = [_shuffle(e, v[i & 6], v[i | 1], [2, 10, 3, 11, 6, 14, 7, 15] if i & 1 else [0, 8, 1, 9, 4, 12, 5, 13]) for i in range(LANES)]
-        pairs = [i & 4 | i >> 1 & 1 for i in range(LANES)]
-        v = [_shuffle(e, v[p], v[p | 2], [2, 3, 10, 11, 6, 7, 14, 15] if i & 1 else [0, 1, 8, 9, 4, 5, 12, 13]) for i, p in enumerate(pairs)]
-        v = [_shuffle(e, v[i & 3], v[i & 3 | 4], [4, 5, 6, 7, 12, 13, 14, 15] if i & 4 else [0, 1, 2, 3, 8, 9, 10, 11]) for i in range(LANES)]
-        for i, vector in enumerate(v):
-            e.store(vector, e.at(out, e.times(e.b.add(e.times(columns, LANES), _I64(i)), WIDTH), e.times(rows, LANES)))
+    with e.loop(WIDTH // LANES) as rows:
+        edge = e.at(source, at, e.b.mul(e.times(rows, LANES), stride))
+        scales = [_scale(e, e.at(edge, e.times(stride, i), e.times(octets, LANES)), e.stored[0]) for i in range(LANES)]
+        with e.loop(octets) as columns:
+            _transpose_corner(e, e.at(edge, e.times(columns, LANES)), stride, scales, e.at(out, e.times(columns, LANES * WIDTH), e.times(rows, LANES)))
+
+
+def _transpose_corner(e: _Emit, corner: Any, stride: Any, scales: list[Any], out: Any) -> None:
+    """Eight rows of eight stored numbers -> eight vectors, WIDTH floats apart."""
+    v = [_widened(e, e.at(corner, e.times(stride, i)), e.stored[0], scales[i]) for i in range(LANES)]
+    v = [_shuffle(e, v[i & 6], v[i | 1], [2, 10, 3, 11, 6, 14, 7, 15] if i & 1 else [0, 8, 1, 9, 4, 12, 5, 13]) for i in range(LANES)]
+    pairs = [i & 4 | i >> 1 & 1 for i in range(LANES)]
+    v = [_shuffle(e, v[p], v[p | 2], [2, 3, 10, 11, 6, 7, 14, 15] if i & 1 else [0, 1, 8, 9, 4, 5, 12, 13]) for i, p in enumerate(pairs)]
+    v = [_shuffle(e, v[i & 3], v[i & 3 | 4], [4, 5, 6, 7, 12, 13, 14, 15] if i & 4 else [0, 1, 2, 3, 8, 9, 10, 11]) for i in range(LANES)]
+    for i, vector in enumerate(v):
+        e.store(vector, e.at(out, i * WIDTH))
 
 
 transpose_page = _emitted(5, types.void, transpose)
@@ -270,8 +331,9 @@ transpose_page = _emitted(5, types.void, transpose)
 
 def widen(e: _Emit) -> None:
     source, at, octets, out, out_at = e.args
+    scale = _scale(e, e.at(source, at, e.times(octets, LANES)), e.stored[0])
     with e.loop(octets) as i:
-        e.store(_widened(e, e.at(source, at, e.times(i, LANES)), e.stored[0]), e.at(out, out_at, e.times(i, LANES)))
+        e.store(_widened(e, e.at(source, at, e.times(i, LANES)), e.stored[0], scale), e.at(out, out_at, e.times(i, LANES)))
 
 
 widen_row = _emitted(5, types.void, widen)
@@ -280,12 +342,31 @@ widen_row = _emitted(5, types.void, widen)
 
 def narrow(e: _Emit) -> None:
     source, at, octets, out, out_at = e.args
+    row, stored = e.at(source, at), e.stored[3]
+    divisor = _write_scale(e, row, octets, e.at(out, out_at, e.times(octets, LANES)), stored) if stored in MOST else None
     with e.loop(octets) as i:
-        e.store(_narrowed(e, e.load(e.at(source, at, e.times(i, LANES))), e.stored[3]), e.at(out, out_at, e.times(i, LANES)))
+        e.store(_narrowed(e, e.load(e.at(row, e.times(i, LANES))), stored, divisor), e.at(out, out_at, e.times(i, LANES)))
 
 
 narrow_row = _emitted(5, types.void, narrow)
 """narrow_row(source, at, octets, out, at): 8*octets floats into stored numbers."""
+
+
+def row(e: _Emit) -> Any:
+    dim = e.args[1]
+    return e.b.add(dim, _I64(SCALE_BYTES)) if e.stored[0] in MOST else dim
+
+
+row_size = _emitted(2, types.int64, row)
+"""row_size(data, D): stored numbers from one row of D to the next."""
+
+
+def whole(e: _Emit) -> Any:
+    return ir.Constant(ir.IntType(1), int(e.stored[0] == WHOLE))
+
+
+in_whole_numbers = _emitted(1, types.boolean, whole)
+"""in_whole_numbers(data): are rows stored as whole numbers of 8 bits?"""
 
 
 def largest(e: _Emit) -> Any:

@@ -71,6 +71,9 @@ TESTED: dict[Statement, tuple[str, ...]] = {
         f"{_CASES}error.py::test_a_grammar_that_fails_before_the_first_token",
     ),
     ("eng-grammar-failure-ends-stream", 1): (f"{_CASES}error.py::test_the_client_hears_of_it_and_others_go_on",),
+    ("eng-kv-quant-accuracy", 0): (f"{_CASES}numeric.py::test_one_large_channel_of_keys_costs_little",),
+    ("eng-kv-quant-accuracy", 1): (f"{_CASES}numeric.py::test_greedy_texts_stay_the_same_in_eight_bits",),
+    ("eng-kv-quant-accuracy", 2): (f"{_CASES}numeric.py::test_pages_in_eight_bits_serve_the_next_turn_as_well",),
     ("eng-left-padding", 0): (f"{_CASES}attention.py::test_rows_of_unequal_length_equal_their_lone_runs",),
     ("eng-left-padding", 1): (f"{_CASES}attention.py::test_the_mask_stays_in_force_at_every_step",),
     ("eng-mask-before-top-k", 0): (
@@ -155,7 +158,6 @@ def _waiting(case_id: str, feature: Feature, reason: str) -> dict[Statement, Lat
 _HTTP = "the OpenAI-compatible server"
 
 LATER: dict[Statement, Later] = {
-    **_waiting("eng-kv-quant-accuracy", 6, "keys and values in 8 bits"),
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
     **_waiting("eng-stop-not-in-reasoning", 3, "turns with a reasoning part"),
     **_waiting("srv-bad-grammar-after-good", "server", _HTTP),

@@ -53,7 +53,7 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
         *(("speculation", v) for v in ("n-gram", "", None, False, 3)),
         *(("weights", v) for v in ("int3", "q4")),
         *(("max_context", v) for v in (0, -1, 2.5)),
-        ("kv", "fp8"),
+        ("kv", "fp4"),
         *(("threads", v) for v in (0, 100_000)),
         *((name, v) for name in ("prefix_caching", "deterministic") for v in ("no", None)),
         ("max_running", 0),

@@ -179,13 +179,20 @@ class Bench:
     """A scheduler around a small model, stepped by hand, with every invariant checked after each step."""
 
     def __init__(
-        self, model: TinyDecoder | Decoder, *, pages: int = 2048, limits: Limits | None = None, speculator: Speculator | None = None, **pool: Any
+        self,
+        model: TinyDecoder | Decoder,
+        *,
+        pages: int = 2048,
+        limits: Limits | None = None,
+        speculator: Speculator | None = None,
+        kv: torch.dtype = torch.float32,
+        **pool: Any,
     ) -> None:
         self.model = model
         if isinstance(model, Decoder):
-            shape = KVShape(model.config.num_layers, model.config.num_kv_heads, model.config.head_dim)
+            shape = KVShape(model.config.num_layers, model.config.num_kv_heads, model.config.head_dim, kv)
         else:
-            shape = KVShape(model.layers, model.kv, model.dim)
+            shape = KVShape(model.layers, model.kv, model.dim, kv)
         self.pool = KVPool(shape, pages * shape.bytes_per_page, **pool)
         runner = TorchRunner(model, self.pool, threads=1)
         self.scheduler = Scheduler(runner, self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits(), speculator)

@@ -10,6 +10,7 @@ import torch
 
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_format import row_size
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
@@ -92,7 +93,9 @@ class Pool:
 
     def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32) -> None:
         c = model.config
-        self.data = torch.full((c.num_layers, 2, c.num_kv_heads, pages * PAGE, c.head_dim), torch.nan, dtype=dtype)
+        self.data = torch.full(
+            (c.num_layers, 2, c.num_kv_heads, pages * PAGE, row_size(dtype, c.head_dim)), torch.nan if dtype.is_floating_point else 127, dtype=dtype
+        )
 
 
 def run(model: Decoder, pool: Pool, *spans: tuple[Sequence, int, list[int]], rows: Any = None) -> torch.Tensor:
