@@ -7,7 +7,6 @@ Knows nothing of front ends or matchers.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from agentkit.grammars.core.lower import lower
 from agentkit.grammars.core.masks import mask_row
 from agentkit.grammars.core.search import fits, tokens_needed
 from agentkit.grammars.expr import Program
+from agentkit.grammars.pages import Image, zeros
 
 if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
@@ -35,18 +35,12 @@ _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
 
-def _zeros(count: int) -> np.ndarray:
-    """int32 [count], zero: pages that the system gives when they are touched, where malloc would clear recycled memory at once."""
-    options = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return np.frombuffer(mmap.mmap(-1, 4 * count, **options), np.int32)
-
-
 def _new_memory(caps: dict[str, int]) -> np.ndarray:
     """An empty arena array with the given capacities (nodes, memo entries, dense rows, scratch and pool integers)."""
     hash_size = 1 << (2 * caps["nodes"] - 1).bit_length()
     sizes = [layout.H_SIZE, caps["nodes"] * layout.STRIDE, hash_size, 3 * caps["memo"], 256 * caps["rows"], caps["scratch"], caps["pool"]]
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    mem = _zeros(int(starts[-1]))
+    mem = zeros(int(starts[-1]))
     mem[layout.H_NODES], mem[layout.H_NODE_CAP] = starts[1], caps["nodes"]
     mem[layout.H_HASH], mem[layout.H_HASH_MASK] = starts[2], hash_size - 1
     mem[layout.H_MEMO], mem[layout.H_MEMO_MASK] = starts[3], caps["memo"] - 1
@@ -82,7 +76,7 @@ class Arena:
         self.lock = threading.Lock()
         self.bank_bytes = bank_bytes
         self._voc = vocabulary.array
-        self._caps: dict[str, int] = dict(_START) if template is None else {k: max(n, template._caps[k]) for k, n in _START.items()}
+        self._caps: dict[str, int] = dict(_START) if template is None else dict(template._caps)
         self._roots: dict[tuple[bytes, bool], int] = {}
         self.forced: dict[tuple[Any, ...], list[int]] = {}
         """Forced tokens that have been asked for, by state and what is written before it."""
@@ -90,13 +84,9 @@ class Arena:
         """Tokens of the shortest completion as the tokenizer splits it, for states that were asked for."""
         self._moves: dict[tuple[int, int], int] = {}  # (state, token) -> state after it: texts that are like earlier ones
         self._fixed: np.ndarray = np.zeros((0, vocabulary.words), np.uint32) if template is None else template._fixed
-        if template is None:
-            self._mem = _first_memory(self._caps)
-            self._new_bank()
-        else:
-            self._mem = _new_memory(self._caps)
-            self._take_over(template._mem, memo=False)
-            self._new_bank()
+        self._image: Image | None = None
+        self._mem = _first_memory(self._caps) if template is None or template._image is None else template._image.copy()
+        self._new_bank()
 
     def _new_bank(self) -> None:
         rows = self._caps["bank"]
@@ -259,6 +249,9 @@ class Arena:
         with self.lock:
             self._fixed = self.bank[: self.row_count].copy()
             kernels.settle(self._mem)
+            walked, self._mem = self._mem, _new_memory(self._caps)
+            self._take_over(walked, memo=False)
+            self._image = Image(self._mem)
 
     def _run(self, kernel: Kernel, *args: Any) -> int:
         while True:
@@ -294,13 +287,10 @@ class Arena:
         new = self._mem
         kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
         new[kept] = old[kept]
-        same = not memo and old[layout.H_HASH_MASK] == new[layout.H_HASH_MASK]  # then the table of nodes is the same, too
-        copies = [(layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT]))]
-        copies += [(layout.H_POOL, int(old[layout.H_POOL_COUNT])), (layout.H_HASH, int(old[layout.H_HASH_MASK]) + 1 if same else 0)]
-        for start, count in copies:
+        copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
+        for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
             new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
-        if not same:
-            kernels.rehash(old, new, int(memo))
+        kernels.rehash(old, new, int(memo))
 
     def _grow_bank(self) -> None:
         rows, used = 2 * self._caps["bank"], self.row_count

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.effort import checkpoint
@@ -76,8 +77,7 @@ UNBOUNDED = -1  # hi of a repeat, max_properties of an object
 DECLARED, ANY = 0, 1  # key orders of MEMBERS
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A declared key of an object.
 
     key: the key as it is spelled between the quotes (UTF-8, already JSON-escaped, without the quotes).
@@ -89,8 +89,7 @@ class Field:
     required: bool = False
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """A family of undeclared keys: `key` is the language between the quotes, `value` that of their values.
 
     Declared names never match an extra, and no undeclared key is ever produced twice.
@@ -170,17 +169,22 @@ class Builder:
         return self._add(OP_CLASS, bits.to_bytes(32, "little"))
 
     def seq(self, *parts: Node) -> Node:
+        nodes = self._nodes
         flat: list[Node] = []
+        text = b""  # of the literals since the last part of another kind
         for p in parts:
-            if p == self.EMPTY:
-                return self.EMPTY
-            for q in self._nodes[p][1:] if self._nodes[p][0] == OP_SEQ else (p,):
-                last, this = (self._nodes[flat[-1]] if flat else (None,)), self._nodes[q]
-                if q == self.EPSILON:
-                    continue
-                if last[0] == OP_LITERAL and this[0] == OP_LITERAL:
-                    flat[-1] = self.literal(last[1] + this[1])
-                else:
+            n = nodes[p]
+            for q in n[1:] if n[0] == OP_SEQ else (p,):
+                if q == self.EMPTY:
+                    return self.EMPTY
+                n = nodes[q]
+                if n[0] == OP_LITERAL:
+                    if text:
+                        flat.pop()
+                    text += n[1]
+                    flat.append(q if text == n[1] else self.literal(text))
+                elif q != self.EPSILON:
+                    text = b""
                     flat.append(q)
         if not flat:
             return self.EPSILON
@@ -288,9 +292,9 @@ class Builder:
         tail: white space after a value, before `,` or `}`.
         Callers guarantee that something can match (a required field is not EMPTY, the bounds can be met).
         """
-        spec = tuple((f.key, f.value, f.required) for f in fields)
-        more = tuple((e.key, e.value, e.asked) for e in extras if self.EMPTY not in (e.key, e.value))
-        if any(e.asked for e in extras) and not any(asked for _, _, asked in more):
+        spec = tuple(fields)
+        more = tuple(e for e in extras if self.EMPTY not in (e.key, e.value))
+        if any(e.asked for e in extras) and not any(e.asked for e in more):
             return self.EMPTY
         punctuation = tuple(self.literal(t) if n is None else n for t, n in ((b":", colon), (b",", comma), (b"}", close)))
         max_properties = _counted(min_properties, max_properties)

@@ -8,9 +8,9 @@ what it reaches. Knows nothing of what the operators mean, only where their oper
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from agentkit.errors import GrammarError
 
 OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
 
+MOST_CUTS = 64  # parts of a fragment that are kept
 FORMAT = 3  # raised whenever the meaning of a program's integers changes
 
 Node = int
@@ -98,6 +99,15 @@ class Blob:
         return at
 
 
+class Cut(NamedTuple):
+    """A part of a fragment under its own numbers."""
+
+    code: np.ndarray  # int32
+    starts: list[int]
+    numbers: list[int]  # of each node of the fragment; those of nodes left out mean nothing
+    rules: list[int]  # the rules called, in order; they are numbered from 0
+
+
 class Fragment:
     """Nodes that builders begin with, encoded once under their own numbers.
 
@@ -114,26 +124,36 @@ class Fragment:
         # integers that change when nodes (or rules) are numbered otherwise are numbers of nodes (or of rules)
         self._is_node = self._code != [x for n in nodes for x in encoded(n, numbers[1:], calls, self.blob)]
         self._is_rule = self._code != [x for n in nodes for x in encoded(n, numbers, calls[1:], self.blob)]
-        self._rule = np.array([n[1] if n[0] == OP_CALL else -1 for n in nodes], np.int32)
+        self._called = [n[1] if n[0] == OP_CALL else -1 for n in nodes]
         self._reach = _closure([operands(n, rules) for n in nodes])
+        self._cuts: dict[int, Cut] = {}
 
-    def reached(self, roots: list[Node]) -> tuple[np.ndarray, list[int]]:
-        """What the nodes `roots` reach, bool [size], and the rules that are called there."""
-        keep: np.ndarray = np.any(self._reach[roots], axis=0)
-        return keep, sorted({rule for rule in self._rule[keep].tolist() if rule >= 0})
+    def cut(self, roots: Iterable[Node]) -> Cut:
+        """What some nodes reach. There are few different answers, so they are kept."""
+        reached = 0
+        for root in roots:
+            reached |= self._reach[root]
+        found = self._cuts.get(reached)
+        if found is None:
+            if len(self._cuts) >= MOST_CUTS:
+                self._cuts.clear()
+            found = self._cuts[reached] = self._cut(reached)
+        return found
 
-    def cut(self, keep: np.ndarray, rules: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The nodes kept as (code, starts, their new numbers, int [size]). rules: new numbers of rules."""
-        numbers = np.cumsum(keep) - 1
-        inside = keep[self._owner]
+    def _cut(self, reached: int) -> Cut:
+        kept = [node for node in range(self.size) if reached >> node & 1]
+        rules = sorted({self._called[node] for node in kept} - {-1})
+        keep = np.zeros(self.size, bool)
+        keep[kept] = True
+        numbers, inside = np.cumsum(keep) - 1, keep[self._owner]
         code, is_node, is_rule = self._code[inside], self._is_node[inside], self._is_rule[inside]
         code[is_node] = numbers[code[is_node]]
-        code[is_rule] = [rules[rule] for rule in code[is_rule].tolist()]
-        return code, np.flatnonzero(np.diff(self._owner[inside], prepend=-1)), numbers
+        code[is_rule] = np.searchsorted(rules, code[is_rule])
+        return Cut(code, np.flatnonzero(np.diff(self._owner[inside], prepend=-1)).tolist(), numbers.tolist(), rules)
 
 
-def _closure(below: Sequence[Sequence[Node]]) -> np.ndarray:
-    """bool [nodes, nodes]: what each node reaches, itself included; a fixpoint, since rules lead back."""
+def _closure(below: Sequence[Sequence[Node]]) -> list[int]:
+    """What each node reaches, itself included, as bits; a fixpoint, since rules lead back."""
     sets = [1 << i for i in range(len(below))]
     changed = True
     while changed:
@@ -144,9 +164,7 @@ def _closure(below: Sequence[Sequence[Node]]) -> np.ndarray:
                 union |= sets[part]
             changed |= union != sets[i]
             sets[i] = union
-    width = (len(below) + 7) // 8
-    packed = np.frombuffer(b"".join(s.to_bytes(width, "little") for s in sets), np.uint8).reshape(len(below), width)
-    return np.unpackbits(packed, axis=1, count=len(below), bitorder="little").astype(bool)
+    return sets
 
 
 def operands(n: Expression, rules: Sequence[Node]) -> Sequence[Node]:
@@ -163,7 +181,7 @@ def operands(n: Expression, rules: Sequence[Node]) -> Sequence[Node]:
     return ()
 
 
-def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int], blob: Blob) -> list[int]:
+def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int] | Mapping[int, int], blob: Blob) -> list[int]:
     """An expression as integers (n' = number of an operand, o = offset into the blob):
 
     EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]
@@ -206,27 +224,24 @@ def _members(n: Expression, numbers: Sequence[int], blob: Blob) -> list[int]:
 def assemble(nodes: Sequence[Expression], rules: Sequence[Node], root: Node, specials: tuple[str, ...], common: Fragment) -> Program:
     """What `root` reaches, as a Program. The first nodes are those of `common`; every node comes after its operands, calls excepted."""
     own, base, called = _reachable(nodes, rules, root, common.size)
-    keep, called_there = common.reached(base)
-    rule_numbers = [-1] * len(rules)
-    kept_rules = sorted({*called, *called_there})
-    for i, rule in enumerate(kept_rules):
-        rule_numbers[rule] = i
-    head, head_starts, head_numbers = common.cut(keep, rule_numbers)
-    numbers = [*head_numbers.tolist(), *[-1] * (len(nodes) - common.size)]
-    for i, node in enumerate(own, len(head_starts)):
+    head = common.cut(base)
+    kept_rules = [*head.rules, *sorted(called.difference(head.rules))]
+    rule_numbers = {rule: i for i, rule in enumerate(kept_rules)}
+    numbers = [*head.numbers, *[-1] * (len(nodes) - common.size)]
+    for i, node in enumerate(own, len(head.starts)):
         numbers[node] = i
     blob = Blob(common.blob)
     code: list[int] = []
     starts: list[int] = []
     for node in own:
-        starts.append(len(head) + len(code))
+        starts.append(len(head.code) + len(code))
         code += encoded(nodes[node], numbers, rule_numbers, blob)
     bodies = [numbers[rules[rule]] for rule in kept_rules]
-    return Program.make(np.concatenate([head, np.array(code, np.int32)]), [*head_starts.tolist(), *starts], bytes(blob.data), bodies, numbers[root], specials)
+    return Program.make(np.concatenate([head.code, np.array(code, np.int32)]), head.starts + starts, bytes(blob.data), bodies, numbers[root], specials)
 
 
 def _reachable(nodes: Sequence[Expression], rules: Sequence[Node], root: Node, common: int) -> tuple[list[Node], list[Node], set[int]]:
-    """The nodes from `common` on that `root` reaches, in order; those before it that are met on the way; the rules called on the way."""
+    """The nodes from `common` on that `root` reaches, in order; those before it that are met, in no order; the rules called."""
     seen: set[Node] = set()
     called: set[int] = set()
     stack = [root]
@@ -240,4 +255,4 @@ def _reachable(nodes: Sequence[Expression], rules: Sequence[Node], root: Node, c
             if n[0] == OP_CALL:
                 called.add(n[1])
             stack += operands(n, rules)
-    return sorted(n for n in seen if n >= common), sorted(n for n in seen if n < common), called
+    return sorted(n for n in seen if n >= common), [n for n in seen if n < common], called

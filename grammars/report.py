@@ -8,7 +8,7 @@ of how keywords are enforced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 Status = Literal["enforced", "irrelevant"]
@@ -41,6 +41,8 @@ class Report:
         self._visited: dict[str, tuple[str, ...]] = {}
         self._notes: dict[str, str] = {}
         self._overridden: set[str] = set()
+        self._parts: list[tuple[str, Report]] = []
+        self._restored: dict[str, Entry] = {}
         self._entries: dict[str, Entry] | None = None
 
     @classmethod
@@ -56,7 +58,7 @@ class Report:
             if status not in ("enforced", "irrelevant"):
                 raise ValueError(f"{pointer}: {status!r} is not a status")
             table[pointer] = Entry(pointer, keyword, cast(Status, status), note)
-        report._entries = table
+        report._restored = table
         return report
 
     def visit(self, pointer: str, schema: Mapping[str, Any]) -> None:
@@ -72,19 +74,20 @@ class Report:
         self._overridden.add(pointer)
 
     def add(self, other: Report, prefix: str = "") -> None:
-        """Takes over another report, its pointers behind `prefix` (a tool's name, say)."""
-        mine, theirs = self._table(), other._table()
-        for pointer, entry in theirs.items():
-            mine[prefix + pointer] = Entry(prefix + pointer, entry.keyword, entry.status, entry.note)
+        """Takes over another report, which is complete, its pointers behind `prefix` (a tool's name, say)."""
+        self._parts.append((prefix, other))
+        self._entries = None
 
     def _table(self) -> dict[str, Entry]:
         if self._entries is None:
-            self._entries = {}
+            self._entries = dict(self._restored)
             for place, keywords in self._visited.items():
                 for keyword in keywords:
                     pointer = f"{place}/{keyword.replace('~', '~0').replace('/', '~1')}"
                     status, note = self._judge(place, keyword, pointer)
                     self._entries[pointer] = Entry(pointer, keyword, status, note)
+            for prefix, part in self._parts:
+                self._entries.update((prefix + pointer, replace(entry, pointer=prefix + pointer)) for pointer, entry in part._table().items())
         return self._entries
 
     def _judge(self, place: str, keyword: str, pointer: str) -> tuple[Status, str]:

@@ -9,7 +9,7 @@ pattern implies them. Knows nothing of schemas but the names of their keywords.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 from agentkit.errors import UnsupportedSchema
@@ -66,16 +66,15 @@ class StringFacets:
         pointer: of the schema; errors about the pattern name its place below it.
         Raises InvalidGrammar, UnsupportedSchema or GrammarTooComplex for a pattern that is malformed, not regular, or too deep.
         """
-        facets = StringFacets(min_length, max_length)
+        patterns: frozenset[str] = frozenset()
         if pattern is not None:
             tree = _pattern_tree(pattern, f"{pointer}/pattern")
             if tree.looks:
                 lower(Builder(), tree, JSON, f"{pointer}/pattern")  # what cannot be made regular is refused here
             if tree != ast.ANY_TEXT:
-                facets = replace(facets, patterns=frozenset([pattern]))
-        if format is not None and formats.find(format) is not None:
-            facets = replace(facets, formats=frozenset([format]))
-        return facets
+                patterns = frozenset([pattern])
+        known = format is not None and formats.find(format) is not None
+        return StringFacets(min_length, max_length, patterns, formats=frozenset([format]) if known else frozenset())  # type: ignore[list-item]
 
     @property
     def lengths_only(self) -> bool:
@@ -192,8 +191,12 @@ def _format_tree(name: str) -> Tree:
 
 def string_node(builder: Builder, facets: StringFacets) -> Node:
     """The quoted strings of the set; EMPTY if the lengths contradict each other or a pattern matches nothing."""
-    quote = builder.literal(b'"')
-    return builder.seq(quote, string_content(builder, facets, key=False), quote)
+    return builder.named(("quoted", facets), lambda: _quoted(builder, string_content(builder, facets, key=False)))
+
+
+def _quoted(b: Builder, content: Node) -> Node:
+    quote = b.literal(b'"')
+    return b.seq(quote, content, quote)
 
 
 def string_content(builder: Builder, facets: StringFacets, *, key: bool = True) -> Node:

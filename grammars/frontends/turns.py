@@ -18,6 +18,8 @@ from agentkit.grammars.expr import Builder, Node, Program
 from agentkit.grammars.frontends.chars import json_escape
 from agentkit.grammars.frontends.free_text import spelled, text_until
 from agentkit.grammars.frontends.json_schema import schema_node
+from agentkit.grammars.frontends.json_schema.beginning import beginning
+from agentkit.grammars.frontends.json_schema.emit import Style
 from agentkit.grammars.frontends.turn_formats import FORMATS, TurnFormat
 from agentkit.grammars.report import Report
 
@@ -89,7 +91,7 @@ class _Turn:
 
     def __init__(self, form: TurnFormat) -> None:
         self.form = form
-        self.builder = Builder()
+        self.builder = Builder(beginning(Style(plain_integers=True)))
         self.report = Report()
 
     def spell(self, text: str) -> Node:

@@ -6,14 +6,14 @@ everything else is shared by hash-consing. White space and key order are settled
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from agentkit.grammars.expr import ANY, DECLARED, Builder, Extra, Field, Node
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spell_key
 from agentkit.grammars.frontends.json_schema.shapes import Array, Booleans, Null, Object
-from agentkit.grammars.frontends.json_schema.solve import Final, Solver, members
+from agentkit.grammars.frontends.json_schema.solve import Final, Solver
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
 from agentkit.grammars.frontends.json_schema.unique import Distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps
@@ -48,20 +48,27 @@ class Emitter:
         self.solver = solver
         self.style = style
         self.order = DECLARED if style.key_order == "declared" else ANY
-        self.gap = self._gap() if style.whitespace == "flexible" else builder.EPSILON
         self._nodes: dict[Type, Node] = {FALSE: builder.EMPTY}
         self._rules: dict[Type, int] = {}
+        self.gap = builder.named(("gap", style.whitespace), self._gap)  # between tokens
+        self.comma = self._mark("item", lambda b: b.seq(self.gap, b.literal(b","), self.gap))
+        self.between = self._mark("member", lambda b: b.seq(b.literal(b","), self.gap))  # white space after a value is the object's own
+        self.colon = self._mark("colon", lambda b: b.seq(self.gap, b.literal(b":"), self.gap))
+        self.brace = self._mark("object", lambda b: b.seq(b.literal(b"{"), self.gap))
+        self.bracket = self._mark("array", lambda b: b.seq(b.literal(b"["), self.gap))
+
+    def _mark(self, name: str, make: Callable[[Builder], Node]) -> Node:
+        """Punctuation with the white space that belongs to it."""
+        return self.b.named((name, self.style.whitespace), lambda: make(self.b))
 
     def _gap(self) -> Node:
-        """Between tokens: at most one line break, with at most 40 blanks before and 40 after it."""
+        """Nothing, or at most one line break with at most 40 blanks before and 40 after it."""
         b = self.b
+        if self.style.whitespace == "compact":
+            return b.EPSILON
         blanks = b.repeat(b.byte_class(b" \t"), 0, MAX_BLANKS)
         newline = b.alt(b.literal(b"\n"), b.literal(b"\r\n"))
         return b.seq(blanks, b.optional(b.seq(newline, blanks)))
-
-    @cached_property
-    def comma(self) -> Node:
-        return self.b.seq(self.gap, self.b.literal(b","), self.gap)
 
     # ------------------------------------------------------------------ types
     def node(self, root: Type) -> Node:
@@ -90,16 +97,16 @@ class Emitter:
                     continue
                 open_types.add(t)
                 stack.append((t, True))
-                for s in self.solver.finals(t):
-                    for child in members(s):
-                        if child in open_types:
-                            self._rules.setdefault(child, -1)
-                        elif child not in nodes:
-                            stack.append((child, False))
+                for child in self.solver.below[t]:
+                    if child in open_types:
+                        self._rules.setdefault(child, -1)
+                    elif child not in nodes:
+                        stack.append((child, False))
         return nodes[root]
 
     def _close(self, t: Type) -> Node:
-        body = self.b.alt(*(self._shape(s) for s in self.solver.finals(t) if self.solver.holds(s)))
+        shapes = [self._shape(s) for s in self.solver.finals(t) if self.solver.holds(s)]
+        body = shapes[0] if len(shapes) == 1 else self.b.alt(*shapes)
         rule = self._rules.get(t)
         if rule is None:
             return body
@@ -119,13 +126,12 @@ class Emitter:
 
     # ------------------------------------------------------------------ shapes
     def _shape(self, s: Final) -> Node:
-        b = self.b
-        if isinstance(s, Numbers) and self.style.plain_integers and s.integral:
-            return replace(s, whole=True).node(b)
-        if isinstance(s, (Numbers, Strings)):
-            return s.node(b)
         if isinstance(s, Object):
             return self._object(s)
+        if isinstance(s, Strings):
+            return s.node(self.b)
+        if isinstance(s, Numbers):
+            return (replace(s, whole=True) if self.style.plain_integers and s.integral else s).node(self.b)
         if isinstance(s, Array):
             return self._array(s)
         if isinstance(s, Steps):
@@ -133,9 +139,9 @@ class Emitter:
         if isinstance(s, Distinct):
             return self._distinct(s)
         if isinstance(s, Booleans):
-            return b.trie(b"true" if v else b"false" for v in s.values)
+            return self.b.trie(b"true" if v else b"false" for v in s.values)
         assert isinstance(s, Null)
-        return b.literal(b"null")
+        return self.b.literal(b"null")
 
     def _object(self, s: Object) -> Node:
         b = self.b
@@ -147,11 +153,11 @@ class Emitter:
             order=self.order,
             min_properties=s.lo,
             max_properties=s.hi,
-            colon=b.seq(self.gap, b.literal(b":"), self.gap),
-            comma=b.seq(b.literal(b","), self.gap),
+            colon=self.colon,
+            comma=self.between,
             tail=self.gap,
         )
-        return b.seq(b.literal(b"{"), self.gap, inside)
+        return b.seq(self.brace, inside)
 
     def _array(self, s: Array) -> Node:
         """`[` and `]` around the prefix, optional from the least length on, and a counted run of the rest."""
@@ -181,7 +187,7 @@ class Emitter:
         b = self.b
         end = b.literal(b"]")
         full = b.seq(items, self.gap, end)
-        return b.seq(b.literal(b"["), self.gap, b.alt(end, full) if empty else full)
+        return b.seq(self.bracket, b.alt(end, full) if empty else full)
 
     def _distinct(self, s: Distinct) -> Node:
         """Different strings: the inside of an object that has keys only, closed by a bracket."""
@@ -195,11 +201,11 @@ class Emitter:
             min_properties=s.lo,
             max_properties=s.hi,
             colon=b.EPSILON,
-            comma=b.seq(b.literal(b","), self.gap),
+            comma=self.between,
             tail=self.gap,
             close=b.literal(b"]"),
         )
-        return b.seq(b.literal(b"["), self.gap, inside)
+        return b.seq(self.bracket, inside)
 
     def _steps(self, s: Steps) -> Node:
         """An item automaton, from its last state to its first; loops are repeats."""

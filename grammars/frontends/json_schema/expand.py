@@ -8,8 +8,7 @@ recursion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentkit.errors import GrammarTooComplex
@@ -52,11 +51,15 @@ class Expander:
         self._depth = 0
         self.whole = document.declared and document.draft == kw.DRAFT_4  # its integers have no fraction, 1.0 is none
         self._shapes = {**_PLAIN, "integer": (WHOLE,)} if self.whole else _PLAIN
-        self._plain = {name: self._fixed(shapes) for name, shapes in self._shapes.items()}
+        self._plain: dict[str, Type] = {}
 
-    def _fixed(self, shapes: tuple[Shape, ...]) -> Type:
-        made = self.types.atom(None, (id(shapes), -1))
-        made.shapes = made.tracked = shapes
+    def _plain_type(self, name: str) -> Type:
+        """The type of all values of one JSON type."""
+        made = self._plain.get(name)
+        if made is None:
+            shapes = self._shapes[name]
+            made = self._plain[name] = self.types.atom(None, (id(shapes), -1))
+            made.shapes = made.tracked = shapes
         return made
 
     # ------------------------------------------------------------------ places
@@ -84,8 +87,8 @@ class Expander:
                 self.report.beside_reference(at.pointer)
             if mask == 0:
                 return TRUE
-            if mask == kw.TYPE and isinstance(schema["type"], str) and schema["type"] in self._plain:
-                return self._plain[schema["type"]]
+            if mask == kw.TYPE and isinstance(schema["type"], str) and schema["type"] in self._shapes:
+                return self._plain_type(schema["type"])
             if mask != kw.REFERENCE:
                 return self.types.atom(at, at.key, mask)
             if at.key in seen:
@@ -120,34 +123,38 @@ class Expander:
         if t.busy:
             where = pointer_of(t)
             raise InPlaceCycle(f"{where}: this schema refers back to itself with no array or object in between", pointer=where)
-        with self._entered(t):
+        self._enter(t)
+        try:
             shapes = tuple(self._work_out(t))
+        finally:
+            self._leave(t)
         if self.tracking:
             t.tracked = shapes
         else:
             t.shapes = shapes
         return shapes
 
-    @contextmanager
-    def _entered(self, t: Type) -> Iterator[None]:
-        """While a type is being worked out: it may not be met again in place, nor nest too deep."""
+    def _enter(self, t: Type) -> None:
+        """A type is being worked out: until `_leave` it may not be met again in place, nor nest too deep."""
+        if self._depth >= MAX_IN_PLACE:
+            where = pointer_of(t)
+            raise GrammarTooComplex("nesting", f"{where}: allOf, anyOf, oneOf, not and $ref without a container between nest more than {MAX_IN_PLACE} deep")
         t.busy = True
         self._depth += 1
-        try:
-            if self._depth > MAX_IN_PLACE:
-                where = pointer_of(t)
-                raise GrammarTooComplex("nesting", f"{where}: allOf, anyOf, oneOf, not and $ref without a container between nest more than {MAX_IN_PLACE} deep")
-            yield
-        finally:
-            t.busy = False
-            self._depth -= 1
+
+    def _leave(self, t: Type) -> None:
+        t.busy = False
+        self._depth -= 1
 
     def narrow(self, shapes: Sequence[Shape], t: Type) -> Sequence[Shape]:
         """`shapes` intersected with a type. A oneOf in it is worked out within `shapes`, where its branches may be plainly disjoint."""
         if t.op != ATOM or t.busy or t.source is None or isinstance(t.source, Value) or t.mask & kw.UNEVALUATED or "oneOf" not in t.source.schema:
             return product(shapes, self.expand(t), self.types)
-        with self._entered(t):
+        self._enter(t)
+        try:
             return self._schema(t.source, t.mask, shapes)
+        finally:
+            self._leave(t)
 
     def _work_out(self, t: Type) -> Sequence[Shape]:
         if t.op == BOTH:
@@ -203,6 +210,11 @@ class Expander:
             if not mask & kw.TYPE:
                 return ANYTHING
             return [s for name in dict.fromkeys(listed) if not (name == "integer" and "number" in listed) for s in self._shapes[name]]
+        if len(listed) == 1:
+            group, build = _BUILDERS.get(listed[0], (0, None))
+            if build is not None and groups == group:
+                only = build(self, at, listed[0])
+                return () if only is None else (only,)
         made: list[Shape | None] = []
         for name in dict.fromkeys(listed):
             group, build = _BUILDERS.get(name, (0, None))

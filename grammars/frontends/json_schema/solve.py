@@ -28,8 +28,9 @@ class Solver:
 
     def __init__(self, expander: Expander) -> None:
         self.x = expander
-        self.order: list[Type] = []
         self.alive: set[Type] = set()
+        self.below: dict[Type, list[Type]] = {}
+        """The types of the members of each type that `solve` has met."""
 
     def finals(self, t: Type) -> tuple[Final, ...]:
         """The shapes of a type, free of conditions on some member and of shapes that are plainly empty."""
@@ -72,24 +73,26 @@ class Solver:
         depth: dict[Type, int] = {root: 0}
         queue = [root]
         for t in queue:
-            below = depth[t] + 1
-            for s in self.finals(t):
-                for child in members(s):
-                    if child not in depth:
-                        if below > MAX_NESTING:
-                            raise GrammarTooComplex("nesting", f"{pointer_of(child)[:200]}: the schema is nested more than {MAX_NESTING} levels deep")
-                        depth[child] = below
-                        queue.append(child)
-        self.order = queue
-        changed = True
-        while changed:
-            changed = False
-            for t in reversed(queue):
-                if t not in self.alive and any(self.holds(s) for s in self.finals(t)):
-                    self.alive.add(t)
-                    changed = True
+            self.below[t] = [child for s in self.finals(t) for child in members(s)]
+            for child in self.below[t]:
+                if child not in depth:
+                    depth[child] = depth[t] + 1
+                    if depth[child] > MAX_NESTING:
+                        raise GrammarTooComplex("nesting", f"{pointer_of(child)[:200]}: the schema is nested more than {MAX_NESTING} levels deep")
+                    queue.append(child)
+        waiting, before = queue[::-1], 0
+        while len(waiting) != before:
+            before = len(waiting)
+            waiting = [t for t in waiting if not self._comes_alive(t)]
         if root not in self.alive:
             raise self.explain(root)
+
+    def _comes_alive(self, t: Type) -> bool:
+        for s in self.finals(t):
+            if self.holds(s):
+                self.alive.add(t)
+                return True
+        return False
 
     def holds(self, s: Final) -> bool:
         """Whether a shape has a value, as far as its members are known to have one."""
