@@ -23,6 +23,7 @@ from agentkit.cache_folder import cache_root
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
+from agentkit.engine.device_runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv import KVPool, KVShape
@@ -32,7 +33,6 @@ from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, sn
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
-from agentkit.engine.runner import TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
@@ -392,7 +392,7 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
     enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
     pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
-    runner = TorchRunner(model, pool, model.device, config.threads)
+    runner = runner_for(model, pool, config.threads)
     limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
     return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)

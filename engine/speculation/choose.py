@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentkit.cache_folder import cache_root
+from agentkit.engine.device_runner import runner_for
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.runner import TorchRunner
 from agentkit.engine.speculation.draft_model import DraftModelProposer
 from agentkit.engine.speculation.lookahead import LookaheadProposer
 from agentkit.engine.speculation.ngram import NgramProposer
@@ -72,7 +72,7 @@ def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | No
     c = draft.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, draft.model.dtype, draft.model.device)
     pool = KVPool(shape, 4 * c.max_position * shape.bytes_per_token)
-    return DraftModelProposer(TorchRunner(draft.model, pool, draft.model.device), pool, size, target.tokenizer.stop_token_ids, c.max_position)
+    return DraftModelProposer(runner_for(draft.model, pool), pool, size, target.tokenizer.stop_token_ids, c.max_position)
 
 
 def _trained(kind: str, value: str, target: str, decoder: Decoder, digest: str, cache_dir: Path | None) -> Proposer:

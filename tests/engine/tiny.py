@@ -19,7 +19,7 @@ from agentkit.engine.config import SamplingParams
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder, RowSelection
 from agentkit.engine.request import Event, Outcome, Request, TokenEvent
-from agentkit.engine.runner import TorchRunner
+from agentkit.engine.runner import Runner, TorchRunner
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.text import OutputText
@@ -186,6 +186,7 @@ class Bench:
         limits: Limits | None = None,
         speculator: Speculator | None = None,
         kv: torch.dtype = torch.float32,
+        runner: Callable[[Any, KVPool], Runner] | None = None,
         **pool: Any,
     ) -> None:
         self.model = model
@@ -194,8 +195,8 @@ class Bench:
         else:
             shape = KVShape(model.layers, model.kv, model.dim, kv)
         self.pool = KVPool(shape, pages * shape.bytes_per_page, **pool)
-        runner = TorchRunner(model, self.pool, threads=1)
-        self.scheduler = Scheduler(runner, self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits(), speculator)
+        made = runner(model, self.pool) if runner else TorchRunner(model, self.pool, threads=1)
+        self.scheduler = Scheduler(made, self.pool, Advancer(len(TOKENS), [STOP]), limits or Limits(), speculator)
         self.events: dict[int, list[Any]] = {}
 
     def request(self, prompt: Sequence[int] | bytes, matcher: Any = None, seed: int = 0, **options: Any) -> Request:

@@ -116,6 +116,13 @@ class Batch:
         block = torch.from_numpy(_pack(shape, ())).to(device)
         return cls(shape, block, **_views(shape, block))
 
+    @classmethod
+    def of(cls, spans: Sequence[BatchSpan], device: torch.device | str) -> Batch:
+        """The spans in the smallest shape, without padding."""
+        batch = cls.empty(BatchShape.of(spans), device)
+        batch.load(spans)
+        return batch
+
     def load(self, spans: Sequence[BatchSpan]) -> None:
         """Overwrites the batch with `spans` and padding, in one copy that the host does not wait for. Raises ValueError if they do not fit."""
         if spans and not self.shape.holds(BatchShape.of(spans)):

@@ -17,21 +17,19 @@ from agentkit.engine.kernels.gpu.store import put
 
 __all__ = ["rotate_and_write"]
 
-HEADS_AT_ONCE = 4
-
 
 @triton.jit
 def _rotate_and_write(
-    qkv, cos, sin, weight, slots, q, keys, values, key_scales, value_scales, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head,
-    H: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,
+    qkv, cos, sin, weight, slots, q, keys, values, key_scales, value_scales, T, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head,
+    H: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, blocks of H + 2 KV). qkv [T, H + 2 KV, D]; cos, sin [T, D / 2] float32; weight [H + KV, D]; q [T, H, D]."""
-    token = tl.program_id(0).to(tl.int64)
-    head, dim = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    slot = tl.load(slots + token).to(tl.int64) + tl.zeros([BLOCK_H], tl.int64)
+    """Grid (blocks of T * (H + 2 KV)). qkv [T, H + 2 KV, D]; cos, sin [T, D / 2] float32; weight [H + KV, D]; q [T, H, D]."""
+    row, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    head, token = row % (H + 2 * KV), (row // (H + 2 * KV)).to(tl.int64)
+    slot = tl.load(slots + token, mask=token < T, other=-1).to(tl.int64)
     half: tl.constexpr = DIM // 2
-    inside = (head < H + 2 * KV)[:, None] & (dim < DIM)[None, :]
-    base = qkv + token * qkv_token + head[:, None] * qkv_head
+    inside = (token < T)[:, None] & (dim < DIM)[None, :]
+    base = qkv + (token * qkv_token + head * qkv_head)[:, None]
     other = tl.where(dim < half, dim + half, dim - half)
     own = tl.load(base + dim[None, :], mask=inside, other=0.0).to(tl.float32)
     across = tl.load(base + other[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -41,12 +39,12 @@ def _rotate_and_write(
         inverse = tl.rsqrt(tl.sum(own * own, 1) / DIM + eps)[:, None]
         x = x * inverse * tl.load(weight + head[:, None] * DIM + dim[None, :], mask=turned, other=0.0)
         across = across * inverse * tl.load(weight + head[:, None] * DIM + other[None, :], mask=turned, other=0.0)
-    angle = token * half + dim % half
-    c = tl.load(cos + angle, mask=dim < DIM, other=0.0)
-    s = tl.load(sin + angle, mask=dim < DIM, other=0.0)
-    x = x * c[None, :] + across * tl.where(dim < half, -s, s)[None, :]
+    angle = token[:, None] * half + (dim % half)[None, :]
+    c = tl.load(cos + angle, mask=inside, other=0.0)
+    s = tl.load(sin + angle, mask=inside, other=0.0)
+    x = x * c + across * tl.where((dim < half)[None, :], -s, s)
     x = tl.where((head < H + KV)[:, None], x, own)
-    tl.store(q + (token * H + head[:, None]) * DIM + dim[None, :], x.to(q.dtype.element_ty), mask=inside & (head < H)[:, None])
+    tl.store(q + (token * H + head)[:, None] * DIM + dim[None, :], x.to(q.dtype.element_ty), mask=inside & (head < H)[:, None])
     spot = slot[:, None] * kv_slot + dim[None, :]
     key, value = (head - H).to(tl.int64), (head - H - KV).to(tl.int64)
     is_key, is_value = (key >= 0) & (key < KV) & (slot >= 0), (value >= 0) & (value < KV) & (slot >= 0)
@@ -64,10 +62,11 @@ def rotate_and_write(
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * layer.kv_heads
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    _rotate_and_write[(tokens, triton.cdiv(all_heads, HEADS_AT_ONCE))](
-        qkv, cos, sin, weight, slots, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, eps,
+    rows = 4 if tokens * all_heads <= 8192 else 16
+    _rotate_and_write[(triton.cdiv(tokens * all_heads, rows),)](
+        qkv, cos, sin, weight, slots, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, tokens, eps,
         qkv.stride(0), qkv.stride(1), layer.keys.stride(0), layer.keys.stride(1), 0 if layer.key_scales is None else layer.key_scales.stride(0),
-        H=heads, KV=layer.kv_heads, DIM=dim, BLOCK_H=HEADS_AT_ONCE, BLOCK_D=next_power(dim),
-        LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8, num_warps=1,
+        H=heads, KV=layer.kv_heads, DIM=dim, ROWS=rows, BLOCK_D=next_power(dim),
+        LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8, num_warps=rows // 4,
     )  # fmt: skip
     return q

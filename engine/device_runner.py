@@ -1,0 +1,102 @@
+"""Executes a step's plan on a device: spans in, one batch of integers over, kernels, rows of logits back.
+
+Inputs: as for TorchRunner, whose place it takes where a GPU holds the model. A native decoder runs with fused kernels
+(models/device_decoder.py); a model of another library calls the attention kernels through its `attend`. Knows nothing of requests,
+grammars or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kernels.gpu.choose import kernel_set
+from agentkit.engine.kv import KVPool
+from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.device_decoder import DeviceDecoder
+from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
+
+__all__ = ["DeviceRunner", "PagedAttention", "runner_for"]
+
+
+class PagedAttention:
+    """`Attend` by the device's kernels, for one batch: see models/decoder.py."""
+
+    def __init__(self, batch: Batch, data: torch.Tensor, kernels: str = "triton") -> None:
+        self._batch = batch
+        self._layers = [KVLayer(keys, values) for keys, values in data]
+        self._kernels = kernel_set(kernels, data.device)
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self._kernels.write(k, v, self._layers[layer], self._batch.slots)
+        return self._kernels.attend(q, self._layers[layer], self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+class DeviceRunner:
+    """Runs all spans in one forward.   model: on the pool's device.   kernels: "triton", or "reference" for torch's operations."""
+
+    def __init__(self, model: Model, pool: KVPool, kernels: str = "triton") -> None:
+        self._model = model
+        self._pool = pool
+        self._kernels = kernels
+        self.decoder = DeviceDecoder(model, pool.data, kernels) if isinstance(model, Decoder) else None
+        kernel_set(kernels, pool.data.device)  # what is missing is said now, not by the first request
+
+    def execute(self, spans: Sequence[Span]) -> list[Logits]:
+        """See Runner."""
+        wanted = [_wanted(span) for span in spans]
+        batch_spans = [_for_device(span, rows) for span, rows in zip(spans, wanted, strict=True)]
+        batch = Batch.of(batch_spans, self._pool.data.device)
+        with torch.inference_mode():
+            logits, states = self._forward(batch)
+        host = logits.cpu().numpy()  # here the host waits for the device
+        for span in spans:
+            self._pool.commit(span.sequence, span.tokens)
+        results: list[Logits] = []
+        for span, end in zip(spans, np.cumsum(wanted).tolist(), strict=True):
+            drafted = len(span.draft) if span.draft is not None else 0
+            results.append(host[end - drafted - span.rows : end])
+            if span.on_states is not None:
+                assert states is not None, "states are wanted of models with the native decoder only"
+                span.on_states(states[end - drafted - span.states : end].float())
+        return results
+
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [R, V], and the states [R, E] below them where the model gives any."""
+        if self.decoder is not None:
+            states = self.decoder.states(batch)
+            return self.decoder.logits(states), states
+        attend = PagedAttention(batch, self._pool.data, self._kernels)
+        return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
+
+
+def runner_for(model: Model, pool: KVPool, threads: int | None = None) -> Runner:
+    """The runner of the device that holds the pool. threads: of the CPU."""
+    return DeviceRunner(model, pool) if pool.data.is_cuda else TorchRunner(model, pool, pool.data.device, threads)
+
+
+def _wanted(span: Span) -> int:
+    """How many of a span's last tokens, its draft's included, must come out at the end."""
+    known = span.rows if span.on_states is None else max(span.rows, span.states)
+    return known + (len(span.draft) if span.draft is not None else 0)
+
+
+def _for_device(span: Span, rows: int) -> BatchSpan:
+    draft = span.draft
+    tokens = span.tokens if draft is None else (*span.tokens, *draft.tokens)
+    return BatchSpan(span.sequence.pages, span.sequence.length, tokens, rows, () if draft is None else draft.parents)

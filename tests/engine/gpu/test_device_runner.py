@@ -1,0 +1,149 @@
+"""A decoder on a device against the CPU's runner: the same logits, states and greedy tokens, whatever is mixed in a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentkit.engine import Engine, engine
+from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.kernels.gpu import choose
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.loader import load_model
+from agentkit.engine.runner import Logits, Runner, Span, TorchRunner
+from agentkit.engine.scheduler import Limits
+from agentkit.engine.speculation.ngram import NgramProposer
+from agentkit.engine.speculation.pace import Pace, StepCosts
+from agentkit.engine.speculation.speculator import Speculator
+from agentkit.engine.speculation.tree import TokenTree
+from agentkit.errors import EngineError
+from tests.engine.kernels.models import VARIANTS, decoder, tokens
+from tests.engine.loaded import loaded_model
+from tests.engine.tiny import STOP, TOKENS, Bench, TextsMatcher, TinyDecoder
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
+SETS = pytest.mark.parametrize("kernels", choose.KERNEL_SETS)
+
+
+def pool_for(model: Decoder) -> KVPool:
+    c = model.config
+    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim)
+    pool = KVPool(shape, 40 * shape.bytes_per_page)
+    pool.data.fill_(torch.nan)  # what is not written may not be read
+    return pool
+
+
+def some_steps(model: Decoder, runner: Runner, pool: KVPool) -> tuple[list[Logits], list[torch.Tensor]]:
+    """Prompts in chunks, a decode, a tree and a chain of guesses, states and spans without rows, over three sequences."""
+    v = model.config.vocab_size
+    texts = [tokens(36, v, 1), tokens(3, v, 2), tokens(5, v, 3)]
+    sequences = [pool.start(text, bytes([i])) for i, text in enumerate(texts)]
+    assert all(pool.reserve(s, 64) for s in sequences)
+    tree, states = TokenTree(), list[torch.Tensor]()
+    for parent, token in ((-1, 3), (-1, 4), (0, 5), (1, 6), (2, 7)):
+        tree.add(parent, token)
+    steps = [
+        [Span(sequences[0], tuple(texts[0][:34]), rows=0), Span(sequences[1], tuple(texts[1]), rows=2)],
+        [Span(sequences[2], tuple(texts[2]), states=3, on_states=states.append), Span(sequences[0], tuple(texts[0][34:])), Span(sequences[1], (1,))],
+        [Span(sequences[1], (9, 2), draft=tree, states=1, on_states=states.append), Span(sequences[0], (5,), draft=TokenTree.chain([1, 2]))],
+    ]
+    return [rows for step in steps for rows in runner.execute(step)], states
+
+
+QUICK = ("biases, one key head, odd sizes",)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernels"),
+    [pytest.param(v, k, marks=() if k == "reference" or v in QUICK else pytest.mark.slow) for v in VARIANTS for k in choose.KERNEL_SETS],
+)
+def test_logits_and_states_are_those_of_the_cpu(variant: str, kernels: str) -> None:
+    short = {"layers": 2, "windows": (5, None), "rope_of_layer": (0, 1)} if variant == "gemma" else {"layers": 1}
+    model = decoder(**{**VARIANTS[variant], **short})
+    want, want_states = some_steps(model, TorchRunner(model, pool := pool_for(model)), pool)
+    got, got_states = some_steps(model, DeviceRunner(model, pool := pool_for(model), kernels), pool)
+    assert [rows.shape[0] for rows in got] == [0, 2, 1, 1, 1, 6, 3]
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, atol=2e-4)
+    for x, y in zip(got_states, want_states, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
+
+
+@SETS
+def test_a_model_of_another_library_attends_by_the_kernels(kernels: str) -> None:
+    model = TinyDecoder(softcap=2.0)
+    prompts = [TOKENS.index(b"A"), 5, 9], list(range(34))
+    outputs = []
+    for runner in (partial(TorchRunner, threads=1), partial(DeviceRunner, kernels=kernels)):
+        bench = Bench(model, runner=runner)
+        requests = [bench.submit(prompt, max_tokens=2) for prompt in prompts]
+        bench.run(*requests)
+        outputs.append([r.tokens for r in requests])
+    assert outputs[0] == outputs[1]
+
+
+def generated(model: Decoder, runner: Any, *, pages: int = 2048, speculator: Speculator | None = None) -> list[list[int]]:
+    """Greedy tokens of requests that share a prompt, are pushed out, are forced by a grammar, and draft."""
+    bench = Bench(model, pages=pages, limits=Limits(max_running=3, step_tokens=48, mixed_step_tokens=20), runner=runner, speculator=speculator)
+    long = tokens(70, 256, 5)
+    requests = [bench.submit([*long, 1], max_tokens=12), bench.submit([*long, 2], max_tokens=40), bench.submit([7, 8] * 5, max_tokens=30)]
+    requests.append(bench.submit([*long[:40], 3], TextsMatcher([b"true and ab", b"tried"]), max_tokens=16))
+    bench.run(*requests)
+    assert all(r.error is None for r in requests)
+    return [r.tokens for r in requests]
+
+
+@pytest.mark.parametrize("pages", [2048, 5])
+@pytest.mark.parametrize("speculate", [False, True])
+def test_greedy_tokens_through_the_scheduler_are_those_of_the_cpu(pages: int, speculate: bool) -> None:
+    model = decoder(vocabulary=len(TOKENS) + 3, layers=2)
+    outputs = []
+    for runner in (partial(TorchRunner, threads=1), partial(DeviceRunner, kernels="reference")):
+        speculator = Speculator(NgramProposer(), Pace(StepCosts())) if speculate else None
+        outputs.append(generated(model, runner, pages=pages, speculator=speculator))
+    assert outputs[0] == outputs[1]
+    assert STOP not in outputs[0][0]
+
+
+def test_an_engine_over_the_kernels_writes_what_the_cpu_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = loaded_model(tmp_path)
+    model = decoder(vocabulary=plain.config.vocab_size, layers=1, heads=2, kv=1)
+    loaded = replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
+    texts = []
+    for kernels in (None, "triton"):
+        if kernels is not None:
+            monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads: DeviceRunner(model, pool, "triton"))
+        with Engine(loaded, weights="fp32") as it:
+            texts.append([it.generate("true: ", max_tokens=3).token_ids, it.generate("x", regex="[ab]{2}12", max_tokens=8).text])
+    assert texts[0] == texts[1]
+    assert len(texts[0][1]) == 4
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match="kernels must be one of"):
+        choose.kernel_set("cuda", cpu)
+    import triton
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(EngineError, match="run on a CUDA GPU, and the model is on cpu"):
+        choose.kernel_set("triton", cpu)
+    with pytest.raises(EngineError, match="torch sees no CUDA GPU"):
+        load_model(_folder(tmp_path), device="cuda")
+    with pytest.raises(ValueError, match="has been loaded on cpu"):
+        Engine(loaded_model(tmp_path / "tiny"), device="cuda")
+
+
+def _folder(tmp_path: Path) -> Path:
+    from tests.engine.models.synthetic import random_decoder
+
+    random_decoder(tmp_path)
+    return tmp_path
