@@ -63,7 +63,7 @@ class Prefix:
 def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int) -> Launch:
     """dtype: of the queries.   processors: of the device; each should have a few programs."""
     group, narrow = heads // kv_heads, dtype != torch.float32
-    widest = (128 if head_dim <= 128 else 64) if narrow else 32
+    widest = 128 if narrow else 32
     block_m = max(16, next_power(group), min(widest, next_power(shape.queries * group)))
     block_n = 64 if narrow and head_dim <= 128 else 32
     launch = Launch(block_m, block_n, warps=8 if block_m >= 128 else 4, stages=3 if narrow and head_dim <= 128 else 2)

@@ -1,0 +1,110 @@
+"""Compiles every launch that some code makes for an H200, on a machine without a GPU: what the interpreter cannot show.
+
+Triton needs no GPU to compile for one. Run as a program, in a process of its own without TRITON_INTERPRET: launches are compiled for
+compute capability 9.0 and not run, and one line of JSON per kernel says what it takes of a processor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from agentkit.engine.kernels.gpu import attention, triton_set
+from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.models import device_decoder
+from agentkit.engine.models.decoder import Decoder, Dense
+from tests.engine.kernels.models import decoder
+
+PROCESSORS = 132
+
+
+class Hopper:
+    """A driver of a GPU that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return GPUTarget("cuda", 90, 32)
+
+
+def compiled(body: Callable[[], None]) -> dict[str, dict[str, int]]:
+    """Name of each kernel that `body` launches, with its variants' number -> registers, spills (bytes of a thread), shared memory (bytes), mma."""
+    found: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found[kernel.hash] = (self.__name__, kernel)
+        return kernel
+
+    driver.set_active(Hopper())
+    JITFunction.run = only_compile
+    try:
+        body()
+    finally:
+        JITFunction.run = run
+    return {f"{name}-{number}": _usage(kernel) for number, (name, kernel) in enumerate(found.values())}
+
+
+def _usage(kernel: Any) -> dict[str, int]:
+    tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        text = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK", "LOCAL"))
+    ptx = kernel.asm["ptx"]
+    return {
+        "registers": registers, "spilled": max(stack, local), "shared": kernel.metadata.shared, "warps": kernel.metadata.num_warps,
+        "tensor_cores": len(re.findall(r"wgmma\.mma_async|mma\.sync", ptx)), "asynchronous": ptx.count("cp.async.c"),
+    }  # fmt: skip
+
+
+def forwards() -> None:
+    """A Qwen2-like decoder in bfloat16: a long prompt, a batch that decodes, a tree of guesses; and Gemma's rules with heads of 256."""
+    attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    device_decoder.kernel_set = lambda name, device: triton_set  # type: ignore[assignment] # which would ask for a GPU
+    prompt = [BatchSpan(list(range(16)), 0, [1] * 512)]
+    decode = [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]
+    tree = [BatchSpan(list(range(64)), 2000, [1] * 9, 9, [-1, 0, 0, 1, 1, 2, 2, 3])]
+    qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1, "bias": True}
+    gemma = {
+        "heads": 4, "kv": 1, "dim": 256, "hidden": 256, "inner": 512, "layers": 1, "windows": (512,), "attention_softcap": 50.0, "sandwich_norms": True,
+        "qk_norm": True, "activation": "gelu_tanh",
+    }  # fmt: skip
+    for shape, batches in ((qwen, (prompt, decode, tree)), (gemma, (prompt, decode))):
+        model = _bfloat16(decoder(**shape))  # type: ignore[arg-type]
+        c = model.config
+        data = torch.zeros(1, 2, c.num_kv_heads, 64 * PAGE, c.head_dim, dtype=torch.bfloat16)
+        with torch.inference_mode():
+            for spans in batches:
+                device_decoder.DeviceDecoder(model, data).forward(Batch.of(spans, "cpu"))
+
+
+def _bfloat16(model: Decoder) -> Decoder:
+    def narrow(linear: Any) -> Dense:
+        return Dense(linear.weight.bfloat16(), None if linear.bias is None else linear.bias.bfloat16())
+
+    layers = [replace(layer, **{part: narrow(getattr(layer, part)) for part in ("qkv", "out", "gate_up", "down")}) for layer in model.layers]
+    return Decoder(model.config, model.embedding.bfloat16(), layers, model.final_norm, narrow(model.head))
+
+
+if __name__ == "__main__":
+    json.dump(compiled(globals()[sys.argv[1]]), sys.stdout)

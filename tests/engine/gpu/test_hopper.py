@@ -1,0 +1,33 @@
+"""What the kernels take of an H200's processors, from compiling them for one: no GPU is needed for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED = 227 << 10  # bytes that a block may have
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["forwards"])
+def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
+    triton = pytest.importorskip("triton")
+    if not (Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas").exists():
+        pytest.skip("this build of Triton has no assembler for NVIDIA's GPUs")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.engine.gpu.hopper", body]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kernels: dict[str, dict[str, int]] = json.loads(done.stdout)
+    for name, usage in kernels.items():
+        assert usage["spilled"] == 0, f"{name} needs more registers than there are: {usage}"
+        assert usage["shared"] <= SHARED, f"{name}: {usage}"
+    attention = [usage for name, usage in kernels.items() if name.startswith("_attend")]
+    assert len(attention) == 5
+    assert all(usage["tensor_cores"] and usage["asynchronous"] for usage in attention)
