@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
 
 _VALUES = {"s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "number"}, "b": {"type": "boolean"}, "x": {}}
-_SCHEMA = {"type": "object", "properties": {**_VALUES, "a": {"type": "array", "items": {"type": "string"}}, "m": {"type": "string", "maxLength": 9}}}
+_OTHERS = {"a": {"type": "array", "items": {"type": "string"}}, "m": {"type": "string", "maxLength": 9}, "e": {"type": "string", "format": "email"}}
+_SCHEMA = {"type": "object", "properties": {**_VALUES, **_OTHERS}}
 _TEXT = b'{"s": "a\\\\b", "i": -12, "n": 1.5e3, "b": true, "x": {"k": [null, "s", 1]}, "y": 0, "a": ["s", "t"], "m": "s"}'
 
 

@@ -40,6 +40,8 @@ class CharSet:
     @staticmethod
     def of(*items: int | str | Range) -> CharSet:
         """From code points, characters of strings, and (first, last) pairs."""
+        if len(items) == 1 and isinstance(items[0], str) and len(items[0]) == 1:
+            return CharSet(((ord(items[0]), ord(items[0])),))
         pairs: list[Range] = []
         for item in items:
             if isinstance(item, tuple):

@@ -6,10 +6,13 @@ class of character before and after it. Knows nothing of look-around (see regex.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends import regex_ast as ast
-from agentkit.grammars.frontends.chars import SCALARS, Alphabet, CharSet
+from agentkit.grammars.frontends.chars import SCALARS, Alphabet, CharSet, Range
 from agentkit.grammars.frontends.regex_ast import Alt, Beside, Chars, Look, Repeat, Seq, Tree
 
 EDGE = -1  # instead of a class of characters: the text begins or ends here
@@ -35,12 +38,21 @@ def plain(b: Builder, tree: Tree, alphabet: Alphabet) -> Node:
     return b.alt(b.trie(fixed), *(plain(b, p, alphabet) for p, t in zip(tree.parts, texts, strict=True) if t is None))
 
 
-def atoms(sets: set[CharSet]) -> list[CharSet]:
+def atoms(sets: Iterable[CharSet]) -> list[CharSet]:
     """The coarsest partition of all characters that every set is a union of."""
-    parts = [SCALARS]
-    for s in sets:
-        parts = [piece for p in parts for piece in (p & s, p - s) if piece]
-    return parts
+    turns: dict[int, int] = {}  # code point -> the sets (as bits) that begin or end there
+    for i, s in enumerate((SCALARS, *sets)):
+        for lo, hi in s.ranges:
+            turns[lo] = turns.get(lo, 0) ^ 1 << i
+            turns[hi + 1] = turns.get(hi + 1, 0) ^ 1 << i
+    places = sorted(turns)
+    parts: dict[int, list[Range]] = {}  # by the sets that hold them
+    inside = 0
+    for place, following in pairwise(places):
+        inside ^= turns[place]
+        if inside & 1:
+            parts.setdefault(inside, []).append((place, following - 1))
+    return [CharSet.from_ranges(ranges) for ranges in parts.values()]
 
 
 class Contexts:

@@ -17,7 +17,7 @@ from typing import Literal, NoReturn
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
 from agentkit.grammars.frontends import unicode_sets as us
-from agentkit.grammars.frontends.chars import EVERY, LAST, CharSet
+from agentkit.grammars.frontends.chars import EVERY, LAST, CharSet, Range
 from agentkit.grammars.frontends.regex_ast import TEXT_END, TEXT_START, Beside, Chars, Look, Seq, Tree, alt, repeat, seq
 
 Dialect = Literal["ecma", "python"]
@@ -358,15 +358,15 @@ class _Parser:
 
     def char_class(self, start: int) -> CharSet:
         inverted = self.take("^")
-        chars = CharSet()
+        ranges: list[Range] = []
         if self.python and self.take("]"):
             self.at -= 1
-            chars = self.class_item(start)  # a ] that comes first is an ordinary character
+            ranges += self.class_item(start).ranges  # a ] that comes first is an ordinary character
         while not self.take("]"):
             if self.at >= len(self.text):
                 self.bad("this class is never closed", start)
-            chars |= self.class_item(start)
-        chars = self.cased(chars)
+            ranges += self.class_item(start).ranges
+        chars = self.cased(CharSet.from_ranges(ranges))
         return ~chars if inverted else chars
 
     def class_item(self, start: int) -> CharSet:

@@ -12,16 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
-from agentkit.errors import UnsupportedSchema
+from agentkit.errors import GrammarError, UnsupportedSchema
 from agentkit.grammars.compose import include
 from agentkit.grammars.expr import Builder, Node, Program
 from agentkit.grammars.frontends import formats
 from agentkit.grammars.frontends import regex_ast as ast
 from agentkit.grammars.frontends.chars import JSON, JSON_FULL, SCALARS, Alphabet, CharSet, json_escape
 from agentkit.grammars.frontends.regex import lower, whole_text
-from agentkit.grammars.frontends.regex_ast import Chars, Repeat, Tree
+from agentkit.grammars.frontends.regex_ast import Chars, Repeat, Seq, Tree
 from agentkit.grammars.frontends.regex_parser import parse
 from agentkit.grammars.frontends.texts import TextSet
+from agentkit.grammars.settings import settings
 
 CHARACTERS = 0x110000 - 0x800  # texts of one character
 
@@ -32,8 +33,28 @@ def spellable(text: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _pattern_tree(pattern: str, pointer: str | None = None) -> Tree:
-    return whole_text(parse(pattern, "ecma", pointer=pointer), True)
+def _pattern_tree(pattern: str) -> Tree:
+    return whole_text(parse(pattern, "ecma"), True)
+
+
+def _checked_tree(pattern: str, pointer: str) -> Tree:
+    try:
+        return _pattern_tree(pattern)
+    except GrammarError:
+        parse(pattern, "ecma", pointer=pointer)  # raises the same, and says where
+        raise
+
+
+@lru_cache(maxsize=4096)
+def beginning(pattern: str) -> str:
+    """What every text that a pattern matches begins with, as far as the pattern plainly says."""
+    tree, out = _pattern_tree(pattern), ""
+    for part in tree.parts if isinstance(tree, Seq) else (tree,):
+        char = part.set.single() if isinstance(part, Chars) else None
+        if char is None:
+            break
+        out += char
+    return out
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ class StringFacets:
         """
         patterns: frozenset[str] = frozenset()
         if pattern is not None:
-            tree = _pattern_tree(pattern, f"{pointer}/pattern")
+            tree = _checked_tree(pattern, f"{pointer}/pattern")
             if tree.looks:
                 lower(Builder(), tree, JSON, f"{pointer}/pattern")  # what cannot be made regular is refused here
             if tree != ast.ANY_TEXT:
@@ -131,7 +152,7 @@ class StringFacets:
     def contains(self, text: str) -> bool:
         if len(text) < self.min_length or (self.max_length is not None and len(text) > self.max_length) or text in self.excluded:
             return False
-        return self.lengths_only or text in self.texts
+        return self.lengths_only or (all(text.startswith(beginning(p)) for p in self.patterns) and text in self.texts)
 
     def is_empty(self) -> bool:
         """No text is in the set. Exact, but for searches beyond texts.MAX_STATES, which count as non-empty."""
@@ -142,9 +163,11 @@ class StringFacets:
         return not self.lengths_only and not self._plainly_inhabited() and self.texts.is_empty()
 
     def _plainly_inhabited(self) -> bool:
-        """One pattern or format that says all there is to say, and has members: no search is needed (every format has some)."""
+        """Members are to be seen without a search: one pattern or format says all there is to say (every format has some), or little is left out."""
         if self.only_format is not None:
             return True
+        if not (self.patterns or self.formats or self.not_formats) and self.max_length != 0 and all(map(beginning, self.not_patterns)):
+            return len(self.not_patterns) + len(self.excluded) < CHARACTERS  # texts that begin with another character than any that is left out
         trees = self.wanted()
         if len(trees) != 1 or self.not_patterns or self.not_formats or self.excluded or not trees[0].inhabited:
             return False
@@ -180,6 +203,11 @@ class StringFacets:
 @lru_cache(maxsize=1024)
 def _texts(facets: StringFacets) -> TextSet:
     return TextSet(facets.wanted(), facets.unwanted(), *facets.lengths())
+
+
+settings.on_clear(_pattern_tree.cache_clear)
+settings.on_clear(_texts.cache_clear)
+settings.on_clear(beginning.cache_clear)
 
 
 def _format_tree(name: str) -> Tree:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from agentkit.grammars import expr
@@ -79,6 +80,7 @@ class TextSet:
         self._derived: dict[tuple[Node, int], Node] = {}
         self._alive: dict[Node, bool] = {self.b.EMPTY: False}
         self._booleans: dict[Node, bool] = {}
+        self._shortest: dict[Node, int] = {}
 
     def __contains__(self, text: str) -> bool:
         if any("\ud800" <= c <= "\udfff" for c in text):
@@ -145,18 +147,38 @@ class TextSet:
         return self._alive[node]
 
     def _search(self, node: Node) -> bool:
-        seen, todo = {node}, [node]
+        """What seems nearest to an end is looked at first: where there is a member, a short one is found without a detour."""
+        seen, todo = {node}, [(self._least(node), node)]
         while todo:
-            at = todo.pop()
+            at = heappop(todo)[1]
             if self.nullable(at) or self._alive.get(at, False) or len(seen) > MAX_STATES:
                 return True
             for code in range(len(self.alphabet.classes)):
                 after = self.step(at, code)
                 if after not in seen and self._alive.get(after, True):
                     seen.add(after)
-                    todo.append(after)
+                    heappush(todo, (self._least(after), after))
         self._alive.update(dict.fromkeys(seen, False))
         return False
+
+    def _least(self, node: Node) -> int:
+        """Bytes that a member has at least."""
+        known = self._shortest.get(node)
+        if known is None:
+            n = self.b.node(node)
+            op, below = n[0], [self._least(x) for x in n[1:]] if n[0] in (expr.OP_SEQ, expr.OP_ALT, expr.OP_AND) else []
+            if op == expr.OP_SEQ:
+                known = sum(below)
+            elif op in (expr.OP_ALT, expr.OP_AND):
+                known = min(below) if op == expr.OP_ALT else max(below)
+            elif op == expr.OP_REPEAT:
+                known = n[2] * self._least(n[1])
+            elif op == expr.OP_TRIE:
+                known = min(map(len, n[1:]))
+            else:
+                known = len(n[1]) if op == expr.OP_LITERAL else int(op == expr.OP_CLASS)
+            self._shortest[node] = known
+        return known
 
     def _boolean(self, node: Node) -> bool:
         """Does an intersection or complement occur below? Without one, every node but EMPTY has a member."""

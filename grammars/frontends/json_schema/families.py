@@ -7,15 +7,12 @@ keywords or of what types mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.frontends.json_schema.scalars import ANY_STRING, Strings
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
-from agentkit.grammars.frontends.regex import whole_text
-from agentkit.grammars.frontends.regex_ast import Chars, Seq
-from agentkit.grammars.frontends.regex_parser import parse
+from agentkit.grammars.frontends.strings import beginning
 
 MAX_FAMILIES = 64
 
@@ -82,28 +79,13 @@ def cut(patterns: Sequence[tuple[Strings, Type]], pointer: str, join: Callable[[
 
 def apart(a: Strings, b: Strings) -> bool:
     """Whether two sets plainly have nothing in common: their texts begin differently. False where that takes a search."""
-    one, two = beginning(a), beginning(b)
+    one, two = _beginning(a), _beginning(b)
     n = min(len(one), len(two))
     return one[:n] != two[:n]
 
 
-def beginning(s: Strings) -> str:
-    """What every text of a set begins with, as far as its pattern plainly says."""
-    if s.only is not None or len(s.facets.patterns) != 1:
-        return ""
-    return _beginning(next(iter(s.facets.patterns)))
-
-
-@lru_cache(maxsize=4096)
-def _beginning(pattern: str) -> str:
-    tree = whole_text(parse(pattern, "ecma"), True)
-    out = ""
-    for part in tree.parts if isinstance(tree, Seq) else (tree,):
-        char = part.set.single() if isinstance(part, Chars) else None
-        if char is None:
-            break
-        out += char
-    return out
+def _beginning(s: Strings) -> str:
+    return beginning(next(iter(s.facets.patterns))) if s.only is None and len(s.facets.patterns) == 1 else ""
 
 
 def minus(piece: Strings, names: Strings, pointer: str, keyword: str = "patternProperties") -> list[Strings]:

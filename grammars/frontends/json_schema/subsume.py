@@ -47,7 +47,7 @@ def within(a: Shape, b: Shape) -> bool:
 
 
 def _bounds(a: Object | Array, b: Object | Array) -> bool:
-    return a.lo >= b.lo and (b.hi is None or (a.hi is not None and a.hi <= b.hi)) and a.seen == b.seen and set(b.some) <= set(a.some)
+    return a.lo >= b.lo and (b.hi is None or (a.hi is not None and a.hi <= b.hi)) and a.seen == b.seen and (not b.some or set(b.some) <= set(a.some))
 
 
 def _objects(a: Object, b: Object) -> bool:
