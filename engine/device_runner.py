@@ -16,6 +16,7 @@ from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kv import KVPool
+from agentkit.engine.kv_format import mixed
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.device_decoder import DeviceDecoder
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
@@ -28,7 +29,7 @@ class PagedAttention:
 
     def __init__(self, batch: Batch, data: torch.Tensor, kernels: str = "triton") -> None:
         self._batch = batch
-        self._layers = [KVLayer(keys, values) for keys, values in data]
+        self._layers = [KVLayer.of(rows) for rows in data]
         self._kernels = kernel_set(kernels, data.device)
 
     def __call__(
@@ -43,8 +44,11 @@ class PagedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self._kernels.write(k, v, self._layers[layer], self._batch.slots)
-        return self._kernels.attend(q, self._layers[layer], self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        cache = self._layers[layer]
+        if cache.is_mixed:
+            q, k = mixed(q), mixed(k)
+        self._kernels.write(k, v, cache, self._batch.slots)
+        return self._kernels.attend(q, cache, self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 class DeviceRunner:

@@ -40,7 +40,7 @@ class KVShape:
     @property
     def row(self) -> int:
         """Stored numbers of one position and head."""
-        return row_size(self.dtype, self.head_dim)
+        return row_size(self.dtype, self.head_dim, self.device)
 
     @property
     def bytes_per_token(self) -> int:

@@ -5,7 +5,7 @@ float8_e4m3fn, seen as bytes). Behind the D codes of a row lies its scale in two
 rounded up. A row is a page's business alone: it never changes again, whatever is written beside it, so pages in 8 bits are shared, copied and
 written to files as they are. Keys in int8 are stored mixed by a Hadamard matrix, which spreads the few channels that are far larger
 than the rest over all of them (as QuaRot does, arXiv:2404.00456); queries are mixed alike, so that no score changes.
-These are the same bytes that the kernels write (engine/kernels/tiles.py). Knows nothing of pages or of attention.
+These are the same bytes that the kernels write (engine/kernels/tiles.py and, with a gap behind each row, kernels/gpu). Knows nothing of pages or of attention.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ KV_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16
 _MOST = {torch.int8: 127.0, torch.uint8: 448.0}
 
 
-def row_size(dtype: torch.dtype, dim: int) -> int:
-    """Stored numbers of a row of `dim`."""
-    return dim + SCALE_BYTES if dtype in _MOST else dim
+GPU_TAIL = 16
+"""Bytes behind the codes on a GPU, of which the scale takes the first two: rows then begin where a thread reads 16 bytes at once."""
+
+
+def _tail(dtype: torch.dtype, device: torch.device) -> int:
+    """Stored numbers behind the codes of a row."""
+    if dtype not in _MOST:
+        return 0
+    return GPU_TAIL if device.type == "cuda" else SCALE_BYTES
+
+
+def row_size(dtype: torch.dtype, dim: int, device: torch.device | None = None) -> int:
+    """Stored numbers of a row of `dim`.   device: None: the CPU."""
+    return dim + _tail(dtype, device or torch.device("cpu"))
 
 
 def row_dim(data: torch.Tensor) -> int:
     """How many numbers a row of the pool `data` [..., row] stands for."""
-    return data.shape[-1] - (SCALE_BYTES if data.dtype in _MOST else 0)
+    return data.shape[-1] - _tail(data.dtype, data.device)
 
 
 def encode(rows: torch.Tensor, dtype: torch.dtype, *, keys: bool) -> torch.Tensor:
@@ -42,15 +53,16 @@ def encode(rows: torch.Tensor, dtype: torch.dtype, *, keys: bool) -> torch.Tenso
         stored = codes.round().nan_to_num().to(torch.int8)
     else:
         stored = codes.to(torch.float8_e4m3fn).view(torch.uint8)
-    return torch.cat((stored, scale.view(dtype)), -1)
+    gap = torch.zeros(*rows.shape[:-1], _tail(dtype, rows.device) - SCALE_BYTES, dtype=dtype, device=rows.device)
+    return torch.cat((stored, scale.view(dtype), gap), -1)
 
 
 def decode(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """stored [..., row] -> [..., D] in `dtype`; keys stay mixed."""
     if stored.dtype not in _MOST:
         return stored.to(dtype)
-    codes = stored[..., :-SCALE_BYTES]
-    scale = stored[..., -SCALE_BYTES:].contiguous().view(torch.bfloat16).float()  # [..., 1]
+    codes, tail = stored[..., : row_dim(stored)], stored[..., row_dim(stored) :]
+    scale = tail[..., :SCALE_BYTES].contiguous().view(torch.bfloat16).float()  # [..., 1]
     numbers = codes.float() if stored.dtype == torch.int8 else codes.contiguous().view(torch.float8_e4m3fn).float()
     return (numbers * scale).to(dtype)
 

@@ -18,7 +18,7 @@ __all__ = ["DeviceDecoder"]
 
 
 class DeviceDecoder:
-    """decoder: the weights, on the device.   data [L, 2, KV, S, D]: keys (0) and values (1) of every slot, there too.
+    """decoder: the weights, on the device.   data [L, 2, KV, S, row]: the pool's, there too.
 
     kernels: "triton", or "reference" for torch's operations (see kernels/gpu/choose.py).
     """
@@ -26,7 +26,7 @@ class DeviceDecoder:
     def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton") -> None:
         self.config = decoder.config
         self.device = decoder.device
-        self.layers = [KVLayer(keys, values) for keys, values in data]
+        self.layers = [KVLayer.of(rows) for rows in data]
         self._decoder = decoder
         self._kernels = kernel_set(kernels, decoder.device)
         self._frequencies = [torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=decoder.device) for rope in self.config.ropes]

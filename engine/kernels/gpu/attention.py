@@ -64,7 +64,7 @@ def _hidden(key, end, own, place, path, tree, nodes, window, CAUSAL: tl.constexp
 
 @triton.jit
 def _over(
-    acc, top, total, q, begin, until, end, keys, values, key_scales, value_scales, page_row, kv_slot, dim, in_dim,
+    acc, top, total, q, begin, until, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
     own, place, path, tree, nodes, window, scale, cap,
     PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, CAPPED: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -79,7 +79,7 @@ def _over(
         k = tl.load(keys + spot, mask=valid, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if key_scales is not None:
-            scores = scores * tl.load(key_scales + slot, mask=there, other=0.0)[None, :]
+            scores = scores * tl.load(key_scales + slot * scale_slot, mask=there, other=0.0).to(tl.float32)[None, :]
         if CAPPED:  # cap * tanh(scores / cap), then to base 2
             decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / cap))
             scores = tl.where(scores < 0, -LOG2_E * cap, LOG2_E * cap) * (1.0 - decay) / (1.0 + decay)
@@ -91,7 +91,7 @@ def _over(
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         if value_scales is not None:
-            weights = weights * tl.load(value_scales + slot, mask=there, other=0.0)[None, :]
+            weights = weights * tl.load(value_scales + slot * scale_slot, mask=there, other=0.0).to(tl.float32)[None, :]
         v = tl.load(values + spot, mask=valid, other=0.0).to(q.dtype)
         acc = acc * shrink[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
         top = higher
@@ -101,7 +101,8 @@ def _over(
 @triton.jit(do_not_specialize=["requests", "splits", "window", "page_request", "lse_token", "lse_head", "out_split"])
 def _attend(
     queries, out, lse, keys, values, key_scales, value_scales, sinks, query_starts, lengths, first_keys, pages, positions, tree_starts, paths,
-    requests, splits, window, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head, kv_head, kv_slot, scale_head, page_request,
+    requests, splits, window, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head,
+    kv_head, kv_slot, scale_head, scale_slot, page_request,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr,
     PAGE: tl.constexpr, ONE_TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -162,11 +163,11 @@ def _attend(
         value_scales += head.to(tl.int64) * scale_head
     page_row = pages + request.to(tl.int64) * page_request
     acc, top, total = _over(
-        acc, top, total, q, begin, clear, end, keys, values, key_scales, value_scales, page_row, kv_slot, dim, in_dim,
+        acc, top, total, q, begin, clear, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
         own, place, path, tree, nodes, window, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, CAPPED, False, PRECISION,
     )  # fmt: skip
     acc, top, total = _over(
-        acc, top, total, q, clear, end, end, keys, values, key_scales, value_scales, page_row, kv_slot, dim, in_dim,
+        acc, top, total, q, clear, end, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
         own, place, path, tree, nodes, window, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, CAPPED, True, PRECISION,
     )  # fmt: skip
     seen = tl.where(total > 0, total, 1.0)
@@ -279,7 +280,7 @@ def attend_shared(
 
 
 def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
-    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device))
+    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
 
 
 def _partials(q: torch.Tensor, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -299,7 +300,7 @@ def _run(q: torch.Tensor, layer: KVLayer, batch: Batch, tables: _Tables, rules: 
         tables.query_starts, tables.lengths, tables.first_keys, tables.pages, batch.positions, batch.tree_starts, batch.paths,
         shape.requests, launch.splits, rules.window or 0, rules.scale * (1.0 if rules.softcap else _LOG2_E), rules.softcap or 1.0,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), out.stride(2), *((0, 0) if lse is None else lse.stride()[:2]),
-        layer.keys.stride(0), layer.keys.stride(1), 0 if layer.key_scales is None else layer.key_scales.stride(0), tables.pages.stride(0),
+        layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, tables.pages.stride(0),
         GROUP=group, DIM=dim, BLOCK_D=max(16, next_power(dim)), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_Q=block_q,
         PAGE=PAGE, ONE_TILE=shape.queries <= block_q, CAUSAL=tables.causal, WINDOW=rules.window is not None,
         TREE=tables.causal and shape.trees, CAPPED=rules.softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

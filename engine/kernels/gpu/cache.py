@@ -1,7 +1,6 @@
-"""One layer's keys and values as the kernels of a device see them, whole or quantised.
+"""One layer's keys and values as the kernels of a device see them: views of the pool's rows, whole numbers apart from their scales.
 
-A quantised number is stored with a scale per token and key head: number = stored * scale. int8 spreads the largest magnitude of a
-head's vector over 127 steps; fp8 (e4m3) puts it at the type's largest number, 448. Knows nothing of pages or of who owns them.
+Input: the rows as kv_format.py lays them out. Knows nothing of pages or of who owns them.
 """
 
 from __future__ import annotations
@@ -10,35 +9,45 @@ from dataclasses import dataclass
 
 import torch
 
+from agentkit.engine.kernels.layout import SCALE_BYTES
+from agentkit.engine.kv_format import row_dim, row_size
+
 __all__ = ["LARGEST", "KVLayer"]
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""What the largest magnitude of a vector becomes, by stored type."""
+"""What the largest magnitude of a vector becomes at most, by stored type."""
 
 
 @dataclass(frozen=True)
 class KVLayer:
-    """keys, values [KV, S, D]: rows without gaps, equal strides.   key_scales, value_scales [KV, S] float32: where those are int8 or fp8."""
+    """keys, values [KV, S, D], of equal strides; key_scales, value_scales [KV, S] bfloat16 where those are int8 or fp8, else None.
+
+    A number is what is stored times its scale. Keys in int8 are mixed, and queries must be, too: see kv_format.mixed.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.keys.dtype != self.values.dtype or self.keys.stride() != self.values.stride() or self.keys.stride(-1) != 1:
-            raise ValueError("keys and values must have one type, equal strides and rows without gaps")
-        if (self.keys.dtype in LARGEST) != (self.key_scales is not None) or (self.key_scales is None) != (self.value_scales is None):
-            raise ValueError(f"keys and values of {self.keys.dtype} {'need' if self.keys.dtype in LARGEST else 'take no'} scales")
+    @classmethod
+    def of(cls, rows: torch.Tensor) -> KVLayer:
+        """Views of rows [2, KV, S, row], keys first."""
+        dim = row_dim(rows)
+        stored = rows.view(torch.float8_e4m3fn) if rows.dtype == torch.uint8 else rows
+        keys, values = stored[..., :dim]
+        if stored.dtype not in LARGEST:
+            return cls(keys, values)
+        if dim % SCALE_BYTES:
+            raise ValueError(f"keys of {dim} bytes: the scale behind them would lie across two of its kind; 8 bits need an even number")
+        key_scales, value_scales = rows.view(torch.bfloat16)[..., dim // SCALE_BYTES]
+        return cls(keys, values, key_scales, value_scales)
 
     @classmethod
     def empty(cls, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> KVLayer:
-        """Zeros, with scales where the type needs them."""
-        keys, values = torch.zeros(2, kv_heads, slots, head_dim, dtype=dtype, device=device)
-        if dtype not in LARGEST:
-            return cls(keys, values)
-        scales = torch.zeros(2, kv_heads, slots, device=device)
-        return cls(keys, values, scales[0], scales[1])
+        """Zeros.   dtype: as for the pool, so uint8 for fp8."""
+        device = torch.device(device)
+        return cls.of(torch.zeros(2, kv_heads, slots, row_size(dtype, head_dim, device), dtype=dtype, device=device))
 
     @property
     def kv_heads(self) -> int:
@@ -48,9 +57,19 @@ class KVLayer:
     def head_dim(self) -> int:
         return self.keys.shape[2]
 
+    @property
+    def is_mixed(self) -> bool:
+        """See kv_format.is_mixed."""
+        return self.keys.dtype == torch.int8
+
+    @property
+    def scale_strides(self) -> tuple[int, int]:
+        """Of key_scales and value_scales; (0, 0) where there are none."""
+        return (0, 0) if self.key_scales is None else (self.key_scales.stride(0), self.key_scales.stride(1))
+
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [KV, N, D] of these slots in float32: what the kernels compute with."""
+        """Keys (mixed, if they are) and values [KV, N, D] of these slots in float32: what the kernels compute with."""
         keys, values = self.keys[:, slots].float(), self.values[:, slots].float()
         if self.key_scales is None or self.value_scales is None:
             return keys, values
-        return keys * self.key_scales[:, slots, None], values * self.value_scales[:, slots, None]
+        return keys * self.key_scales[:, slots, None].float(), values * self.value_scales[:, slots, None].float()

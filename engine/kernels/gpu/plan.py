@@ -60,10 +60,13 @@ class Prefix:
         return BatchShape(batch.tokens, self.lengths.shape[0], self.pages.shape[1], batch.rows, self.queries)
 
 
-def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int) -> Launch:
-    """dtype: of the queries.   processors: of the device; each should have a few programs."""
+def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False) -> Launch:
+    """dtype: of the queries.   processors: of the device; each should have a few programs.   coded: keys and values are in 8 bits.
+
+    The sizes are those with which nothing spills from an H200's registers: tests/engine/gpu/test_hopper.py.
+    """
     group, narrow = heads // kv_heads, dtype != torch.float32
-    widest = 128 if narrow else 32
+    widest = (64 if coded else 128) if narrow else 32
     block_m = max(16, next_power(group), min(widest, next_power(shape.queries * group)))
     block_n = 64 if narrow and head_dim <= 128 else 32
     launch = Launch(block_m, block_n, warps=8 if block_m >= 128 else 4, stages=3 if narrow and head_dim <= 128 else 2)

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from agentkit.engine.kernels.gpu.batch import Batch
-from agentkit.engine.kernels.gpu.cache import LARGEST, KVLayer
+from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_format import encode, mixed
 
 __all__ = ["add_norm", "attend", "attend_shared", "gated", "norm", "rotate_and_write", "write"]
 
@@ -99,10 +100,10 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor)
     for new, stored, scales in ((k, layer.keys, layer.key_scales), (v, layer.values, layer.value_scales)):
         rows = new[kept].transpose(0, 1).float()  # [KV, T, D]
         if scales is not None:
-            widest, largest = rows.abs().amax(-1), LARGEST[stored.dtype]
-            rows = rows * torch.where(widest > 0, largest / torch.where(widest > 0, widest, 1.0), 0.0)[..., None]
-            rows = torch.floor(rows + 0.5) if stored.dtype == torch.int8 else rows
-            scales[:, to] = widest / largest
+            codes = encode(rows, torch.uint8 if stored.dtype == torch.float8_e4m3fn else stored.dtype, keys=False)
+            coded = KVLayer.of(codes.expand(2, *codes.shape))
+            assert coded.key_scales is not None
+            rows, scales[:, to] = coded.keys, coded.key_scales
         stored[:, to] = rows.to(stored.dtype)
 
 
@@ -127,6 +128,7 @@ def rotate_and_write(
         qk = F.rms_norm(qk, (dim,), None, eps) * weight
     full_cos, full_sin = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
     qk = qk * full_cos + qk.roll(dim // 2, -1) * full_sin
+    qk = mixed(qk) if layer.is_mixed else qk
     heads = turned - layer.kv_heads
     write(qk[:, heads:], qkv[:, turned:], layer, slots)
     return qk[:, :heads].to(qkv.dtype)

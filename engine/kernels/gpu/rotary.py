@@ -7,6 +7,8 @@ models/rope.py. Knows nothing of frequencies or pages.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -14,16 +16,18 @@ import triton.language as tl
 from agentkit.engine.kernels.gpu.cache import LARGEST, KVLayer
 from agentkit.engine.kernels.gpu.plan import next_power
 from agentkit.engine.kernels.gpu.store import put
+from agentkit.engine.kv_format import mixed
 
 __all__ = ["rotate_and_write"]
 
 
 @triton.jit
 def _rotate_and_write(
-    qkv, cos, sin, weight, slots, q, keys, values, key_scales, value_scales, T, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head,
+    qkv, cos, sin, weight, mixer, slots, q, keys, values, key_scales, value_scales, T, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head, scale_slot,
     H: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,
+    SHRINK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of T * (H + 2 KV)). qkv [T, H + 2 KV, D]; cos, sin [T, D / 2] float32; weight [H + KV, D]; q [T, H, D]."""
+    """Grid (blocks of T * (H + 2 KV)). qkv [T, H + 2 KV, D]; cos, sin [T, D / 2] float32; weight [H + KV, D]; mixer [D, D]; q [T, H, D]."""
     row, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head, token = row % (H + 2 * KV), (row // (H + 2 * KV)).to(tl.int64)
     slot = tl.load(slots + token, mask=token < T, other=-1).to(tl.int64)
@@ -43,13 +47,16 @@ def _rotate_and_write(
     c = tl.load(cos + angle, mask=inside, other=0.0)
     s = tl.load(sin + angle, mask=inside, other=0.0)
     x = x * c + across * tl.where((dim < half)[None, :], -s, s)
+    if mixer is not None:
+        signs = tl.load(mixer + dim[:, None] * DIM + dim[None, :], mask=(dim < DIM)[:, None] & (dim < DIM)[None, :], other=0.0)
+        x = tl.dot(x.to(signs.dtype), signs, input_precision=PRECISION) * SHRINK
     x = tl.where((head < H + KV)[:, None], x, own)
     tl.store(q + (token * H + head)[:, None] * DIM + dim[None, :], x.to(q.dtype.element_ty), mask=inside & (head < H)[:, None])
     spot = slot[:, None] * kv_slot + dim[None, :]
     key, value = (head - H).to(tl.int64), (head - H - KV).to(tl.int64)
     is_key, is_value = (key >= 0) & (key < KV) & (slot >= 0), (value >= 0) & (value < KV) & (slot >= 0)
-    put(x, key[:, None] * kv_head + spot, is_key[:, None] & inside, keys, key_scales, key * scale_head + slot, is_key, LARGEST, WHOLE)
-    put(x, value[:, None] * kv_head + spot, is_value[:, None] & inside, values, value_scales, value * scale_head + slot, is_value, LARGEST, WHOLE)
+    put(x, key[:, None] * kv_head + spot, is_key[:, None] & inside, keys, key_scales, key * scale_head + slot * scale_slot, is_key, LARGEST, WHOLE)
+    put(x, value[:, None] * kv_head + spot, is_value[:, None] & inside, values, value_scales, value * scale_head + slot * scale_slot, is_value, LARGEST, WHOLE)
 
 
 def rotate_and_write(
@@ -58,15 +65,24 @@ def rotate_and_write(
     """qkv [T, H + 2 KV, D] in the order q, k, v -> rotated q [T, H, D]; k rotated and v as it is go to `slots` [T] of the layer.
 
     cos, sin [T, D / 2] float32.   weight [H + KV, D] float32: heads of q and k are normed first, times this.   Slots below zero take nothing.
+    Where the layer keeps its keys mixed, q and k are mixed after they are rotated.
     """
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * layer.kv_heads
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    rows = 4 if tokens * all_heads <= 8192 else 16
+    rows = 16 if layer.is_mixed or tokens * all_heads > 8192 else 4  # a product of matrices takes 16 at least
     _rotate_and_write[(triton.cdiv(tokens * all_heads, rows),)](
-        qkv, cos, sin, weight, slots, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, tokens, eps,
-        qkv.stride(0), qkv.stride(1), layer.keys.stride(0), layer.keys.stride(1), 0 if layer.key_scales is None else layer.key_scales.stride(0),
-        H=heads, KV=layer.kv_heads, DIM=dim, ROWS=rows, BLOCK_D=next_power(dim),
-        LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8, num_warps=rows // 4,
+        qkv, cos, sin, weight, _signs(dim, qkv.dtype, qkv.device) if layer.is_mixed else None, slots, q,
+        layer.keys, layer.values, layer.key_scales, layer.value_scales, tokens, eps,
+        qkv.stride(0), qkv.stride(1), layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides,
+        H=heads, KV=layer.kv_heads, DIM=dim, ROWS=rows, BLOCK_D=max(16, next_power(dim)),
+        LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8,
+        SHRINK=(dim & -dim) ** -0.5, PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=rows // 4,
     )  # fmt: skip
     return q
+
+
+@cache
+def _signs(dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[D, D]: what kv_format.mixed multiplies by, without its factor: ones and minus ones are exact in any type."""
+    return mixed(torch.eye(dim)).sign().to(device, dtype)

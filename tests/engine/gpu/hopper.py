@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 from agentkit.engine.kernels.gpu import attention, triton_set
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_format import row_size
 from agentkit.engine.models import device_decoder
 from agentkit.engine.models.decoder import Decoder, Dense
 from tests.engine.kernels.models import decoder
@@ -79,8 +80,6 @@ def _usage(kernel: Any) -> dict[str, int]:
 
 def forwards() -> None:
     """A Qwen2-like decoder in bfloat16: a long prompt, a batch that decodes, a tree of guesses; and Gemma's rules with heads of 256."""
-    attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
-    device_decoder.kernel_set = lambda name, device: triton_set  # type: ignore[assignment] # which would ask for a GPU
     prompt = [BatchSpan(list(range(16)), 0, [1] * 512)]
     decode = [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]
     tree = [BatchSpan(list(range(64)), 2000, [1] * 9, 9, [-1, 0, 0, 1, 1, 2, 2, 3])]
@@ -89,13 +88,27 @@ def forwards() -> None:
         "heads": 4, "kv": 1, "dim": 256, "hidden": 256, "inner": 512, "layers": 1, "windows": (512,), "attention_softcap": 50.0, "sandwich_norms": True,
         "qk_norm": True, "activation": "gelu_tanh",
     }  # fmt: skip
-    for shape, batches in ((qwen, (prompt, decode, tree)), (gemma, (prompt, decode))):
-        model = _bfloat16(decoder(**shape))  # type: ignore[arg-type]
-        c = model.config
-        data = torch.zeros(1, 2, c.num_kv_heads, 64 * PAGE, c.head_dim, dtype=torch.bfloat16)
-        with torch.inference_mode():
-            for spans in batches:
-                device_decoder.DeviceDecoder(model, data).forward(Batch.of(spans, "cpu"))
+    _compile(qwen, torch.bfloat16, prompt, decode, tree)
+    _compile(gemma, torch.bfloat16, prompt, decode)
+
+
+def eight_bits() -> None:
+    """The same over keys and values in whole numbers and in fp8."""
+    qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1}
+    for dtype in (torch.int8, torch.uint8):
+        _compile(qwen, dtype, [BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)])
+
+
+def _compile(shape: dict[str, Any], kv: torch.dtype, *batches: list[BatchSpan]) -> None:
+    attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    device_decoder.kernel_set = lambda name, device: triton_set  # type: ignore[assignment] # which would ask for a GPU
+    model = _bfloat16(decoder(**shape))
+    c = model.config
+    row, gap = row_size(kv, c.head_dim), row_size(kv, c.head_dim, torch.device("cuda"))
+    data = torch.zeros(1, 2, c.num_kv_heads, 64 * PAGE, gap, dtype=kv)[..., :row]
+    with torch.inference_mode():
+        for spans in batches:
+            device_decoder.DeviceDecoder(model, data).forward(Batch.of(spans, "cpu"))
 
 
 def _bfloat16(model: Decoder) -> Decoder:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from agentkit.engine.kernels.gpu import gate, norm, reference, rotary
 from agentkit.engine.kernels.gpu.batch import NOWHERE
 from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kv_format import mixed
 from tests.engine.gpu.paged import DEVICE
 
 DTYPES = [(torch.float32, 2e-6), (torch.float16, 2e-3), pytest.param(torch.bfloat16, 2e-2, marks=pytest.mark.gpu)]  # the interpreter cuts bfloat16 off
@@ -75,10 +76,11 @@ def test_heads_are_normed_and_turned_and_keys_and_values_kept(
     qk = qk if weight is None else normed(qk, weight, eps)
     pairs = torch.complex(*qk.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None]
     want = torch.cat((pairs.real, pairs.imag), -1)
+    want = mixed(want) if stored == torch.int8 else want
     torch.testing.assert_close(q.double(), want[:, :heads], atol=1e-5, rtol=1e-5)
     kept = torch.tensor([5, 2], device=DEVICE)
     for got, full in zip(layer.read(kept), (want[::2, heads:], qkv[::2, heads + kv :].double()), strict=True):
         full = full.transpose(0, 1)
-        error = full.abs().amax(-1, keepdim=True) / 254 * 1.01 if stored == torch.int8 else torch.full_like(full, 1e-5)
+        error = full.abs().amax(-1, keepdim=True) / 254 * 1.02 if stored == torch.int8 else torch.full_like(full, 1e-5)
         assert ((got.double() - full).abs() <= error).all()
     assert layer.keys.ne(0).any(-1).sum() == 2 * kv
