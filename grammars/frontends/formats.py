@@ -3,7 +3,8 @@
 Input: a format's name; output: a `Format` (what is enforced) or None (an annotation: unknown, or nothing to check in the text).
 The texts are those that the RFCs allow *and* the usual validators take (jsonschema's checkers, Pydantic), because what is
 generated is validated afterwards. Where that is less than the RFC, `exact` is False: such a format can be asked for, but its
-complement (`not: {format: ...}`) is not offered. The choices, format by format, are in docs/formats.md.
+complement (`not: {format: ...}`) is only offered where `widest` says what no reader at all takes for one: between the two are texts
+that some take and others do not, and neither the format nor its complement has those. The choices are in docs/formats.md.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ ANNOTATIONS = frozenset({"binary", "directory-path", "file-path", "path", "passw
 
 @dataclass(frozen=True)
 class Format:
-    """pattern: the whole text, in the ecma dialect. max_length: in characters. exact: the complement is right as well."""
+    """pattern: the whole text, in the ecma dialect. max_length: in characters. exact: the complement is right as well.
+
+    widest: whole texts, at least all that anyone takes for the format; where it is given, other texts are surely not of the format.
+    """
 
     pattern: str
     max_length: int | None = None
     exact: bool = True
+    widest: str | None = None
 
     def tree(self) -> Tree:
         return _tree(self.pattern)
+
+    def widest_tree(self) -> Tree:
+        """What the complement leaves out."""
+        return _tree(self.pattern if self.widest is None else self.widest)
 
 
 @cache
@@ -106,6 +115,8 @@ _MAIL_DOMAIN = rf"(?:{_HOST_LABEL}\.)+[A-Za-z]{{2,63}}"
 _LOCAL = rf"(?=[^@]{{1,64}}@){_ATEXT}+(?:\.{_ATEXT}+)*"
 _IDN_LETTER = r"a-z\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03c1\u03c3-\u03ce\u0430-\u045f\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _IDN_LABEL = rf"(?:{_HOST_LABEL}|[0-9{_IDN_LETTER}]{{1,11}})"
+_WITH_AT = r"[^@]*@[^]*"  # JSON Schema validators ask for no more than this
+_IDN_LOCAL = rf"(?=[^@]{{1,21}}@)(?:{_ATEXT}|[{_IDN_LETTER}])+(?:\.(?:{_ATEXT}|[{_IDN_LETTER}])+)*"
 _B64 = "[A-Za-z0-9+/]"
 _B64URL = "[A-Za-z0-9_-]"
 _POINTER = r"(?:/(?:[^/~]|~[01])*)*"
@@ -165,8 +176,8 @@ _MAKERS: dict[str, Callable[[], Format]] = {
     "date": lambda: Format(_DATE, exact=False),
     "time": lambda: Format(_TIME, exact=False),
     "duration": lambda: Format(_DURATION, exact=False),
-    "email": lambda: Format(rf"{_LOCAL}@{_MAIL_DOMAIN}", 254, exact=False),
-    "idn-email": lambda: Format(rf"(?=[^@]{{1,21}}@)(?:{_ATEXT}|[{_IDN_LETTER}])+(?:\.(?:{_ATEXT}|[{_IDN_LETTER}])+)*@{_MAIL_DOMAIN}", 254, exact=False),
+    "email": lambda: Format(rf"{_LOCAL}@{_MAIL_DOMAIN}", 254, exact=False, widest=_WITH_AT),
+    "idn-email": lambda: Format(rf"{_IDN_LOCAL}@{_MAIL_DOMAIN}", 254, exact=False, widest=_WITH_AT),
     "hostname": lambda: Format(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*", 253, exact=False),
     "idn-hostname": lambda: Format(rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}", 253, exact=False),
     "ipv4": lambda: Format(_IPV4),

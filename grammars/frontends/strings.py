@@ -143,7 +143,7 @@ class StringFacets:
         out += [StringFacets(patterns=frozenset([p])) for p in sorted(self.not_patterns)]
         for name in sorted(self.formats):
             found = formats.find(name)
-            if not forbidden and (found is None or not found.exact):
+            if not forbidden and (found is None or not (found.exact or found.widest)):
                 raise UnsupportedSchema(pointer, keyword, f"the texts that are not of the format {name!r} are not known exactly")
             out.append(StringFacets(not_formats=frozenset([name])))
         out += [StringFacets(formats=frozenset([name])) for name in sorted(self.not_formats)]
@@ -185,10 +185,10 @@ class StringFacets:
         return _texts(self)
 
     def wanted(self) -> list[Tree]:
-        return [_pattern_tree(p) for p in sorted(self.patterns)] + [_format_tree(f) for f in sorted(self.formats)]
+        return [_pattern_tree(p) for p in sorted(self.patterns)] + [_format(f).tree() for f in sorted(self.formats)]
 
     def unwanted(self, *, excluded: bool = True) -> list[Tree]:
-        trees = [_pattern_tree(p) for p in sorted(self.not_patterns)] + [_format_tree(f) for f in sorted(self.not_formats)]
+        trees = [_pattern_tree(p) for p in sorted(self.not_patterns)] + [_format(f).widest_tree() for f in sorted(self.not_formats)]
         if self.excluded and excluded:
             trees.append(ast.alt(*(ast.seq(*(Chars(CharSet.of(c)) for c in text)) for text in sorted(self.excluded))))
         return trees
@@ -210,11 +210,11 @@ settings.on_clear(_texts.cache_clear)
 settings.on_clear(beginning.cache_clear)
 
 
-def _format_tree(name: str) -> Tree:
+def _format(name: str) -> formats.Format:
     found = formats.find(name)
     if found is None:
         raise ValueError(f"{name!r} is an annotation, not a format that can be enforced")
-    return found.tree()
+    return found
 
 
 def string_node(builder: Builder, facets: StringFacets) -> Node:

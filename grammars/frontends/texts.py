@@ -80,7 +80,7 @@ class TextSet:
         self._derived: dict[tuple[Node, int], Node] = {}
         self._alive: dict[Node, bool] = {self.b.EMPTY: False}
         self._booleans: dict[Node, bool] = {}
-        self._shortest: dict[Node, int] = {}
+        self._lengths: dict[Node, int] = {}
 
     def __contains__(self, text: str) -> bool:
         if any("\ud800" <= c <= "\udfff" for c in text):
@@ -163,7 +163,7 @@ class TextSet:
 
     def _least(self, node: Node) -> int:
         """Bytes that a member has at least."""
-        known = self._shortest.get(node)
+        known = self._lengths.get(node)
         if known is None:
             n = self.b.node(node)
             op, below = n[0], [self._least(x) for x in n[1:]] if n[0] in (expr.OP_SEQ, expr.OP_ALT, expr.OP_AND) else []
@@ -177,7 +177,7 @@ class TextSet:
                 known = min(map(len, n[1:]))
             else:
                 known = len(n[1]) if op == expr.OP_LITERAL else int(op == expr.OP_CLASS)
-            self._shortest[node] = known
+            self._lengths[node] = known
         return known
 
     def _boolean(self, node: Node) -> bool:

@@ -40,6 +40,15 @@ def test_any_of_is_union_and_keeps_its_neighbours() -> None:
     check({"anyOf": [False, {"type": "null"}]}, ["null"], ["1"])
 
 
+def test_what_is_no_address_of_mail_in_anybodys_reading() -> None:
+    mail = {"type": "string", "format": "email"}
+    check({"type": "string", "not": mail}, ['"ab"', '""', '"a.de"'], ['"a@b.de"'])
+    check({"type": "string", "not": {"not": mail}}, ['"a@b.de"'], ['"ab"'])
+    check({"oneOf": [mail, {"type": "string", "minLength": 8}]}, ['"a@b.de"', '"abcdefgh"'], ['"abcdefgh@b.de"', '"ab"'])
+    with pytest.raises(UnsupportedSchema, match="'date'"):
+        compile_schema({"not": {"type": "string", "format": "date"}})
+
+
 def test_one_of_means_exactly_one() -> None:
     ranges = [{"type": "integer", "minimum": 0, "maximum": 10}, {"type": "integer", "minimum": 5, "maximum": 20}]
     check({"oneOf": ranges}, ["0", "4", "11", "20"], ["5", "10", "21", "-1"])

@@ -106,6 +106,20 @@ def test_random_members_pass_the_validators(name):
             idna.encode(text, std3_rules=True) if name == "idn-hostname" else text.encode("ascii")
 
 
+@pytest.mark.parametrize("name", [n for n in formats.names() if formats.find(n).widest is not None])
+def test_the_widest_reading_holds_every_member_and_all_that_a_validator_takes(name):
+    found = formats.find(name)
+    widest = TextSet([found.widest_tree()])
+    rng, members = random.Random(name), texts_of(name)
+    assert all(random_member(members, rng, n) in widest for n in (3, 5, 10, 30, 60))
+    assert all(Draft202012Validator.FORMAT_CHECKER.conforms(text, name) <= (text in widest) for text in ["", "@", "a@b", '"a b"@c', "a@[::1]", "a@b.de", "ab"])
+
+
+def test_every_format_has_members():
+    for name in formats.names():
+        assert not texts_of(name).is_empty(), name
+
+
 def test_days_of_every_month():
     texts = texts_of("date")
     for year in (1, 4, 100, 400, 1900, 2000, 2023, 2024, 9999):
