@@ -153,17 +153,18 @@ class EngineConfig:
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
     speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
     weights, kv: "auto", or one of WEIGHTS, KV below; anything else is refused by name.
-        weights: "fp32" as loaded; "fp16" half-precision matrices; "int8", "int4" blocks of 8 or 4 bits with float32 activations,
+        weights: "fp32" as loaded; "fp16" half-precision matrices (on a GPU the whole model); "int8", "int4" blocks of 8 or 4 bits with float32 activations,
         as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
         processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
-        kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
+        attention: "flash", or "standard": the scores of all pairs of tokens as one matrix, for comparison; slow, and memory grows with the square.
+    kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
         8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
     max_context: tokens per request (prompt and output); None: what the model was trained for.
     threads: CPU threads of the engine; None: what torch chooses.
     max_running: requests that make progress together.             max_queue: further ones that may wait.
     step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode
-        (a long prompt then delays their next token by one such chunk at most).
+        (a long prompt then delays their next token by one such chunk at most). On a GPU, for which that is little work, 16 times as many.
     kv_memory: memory for keys and values, running and cached together: bytes (an int), or a fraction of what is free at the start
         (a float up to 1.0). None: a quarter of it, but no more than twice what max_running requests of full length need.
     prefix_caching: False computes every prompt anew.
@@ -176,6 +177,7 @@ class EngineConfig:
     speculation: str = "auto"
     weights: str = "auto"
     kv: str = "auto"
+    attention: str = "flash"
     seed: int | None = None
     max_context: int | None = None
     device: str = "auto"
@@ -191,11 +193,12 @@ class EngineConfig:
     deterministic: bool = False
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
+    ATTENTION = ("flash", "standard")
     KV = ("auto", "fp32", "fp16", "bf16", "int8", "fp8")
 
     def __post_init__(self) -> None:
         check_speculation(self.speculation)
-        for name, allowed in (("weights", self.WEIGHTS), ("kv", self.KV)):
+        for name, allowed in (("weights", self.WEIGHTS), ("kv", self.KV), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")

@@ -89,8 +89,12 @@ class DeviceRunner:
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 
-def runner_for(model: Model, pool: KVPool, threads: int | None = None) -> Runner:
-    """The runner of the device that holds the pool. threads: of the CPU."""
+def runner_for(model: Model, pool: KVPool, threads: int | None = None, *, standard: bool = False) -> Runner:
+    """The runner of the device that holds the pool.   threads: of the CPU.   standard: attention over whole matrices of scores, for comparison."""
+    if standard:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        return DeviceRunner(model, pool, "reference")
     return DeviceRunner(model, pool) if pool.data.is_cuda else TorchRunner(model, pool, pool.data.device, threads)
 
 

@@ -30,7 +30,7 @@ from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
-from agentkit.engine.models.loader import LoadedModel, load_model
+from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
 from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.scheduler import Limits, Scheduler
@@ -52,12 +52,15 @@ if TYPE_CHECKING:
     from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.tokenizer import Tokenizer
 
+GPU_SHARE = 16
+"""Tokens of a step on a GPU for one on a CPU."""
+
 
 class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
-    speculation, weights, kv, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
+    speculation, weights, kv, attention, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
         deterministic: see EngineConfig.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
@@ -76,6 +79,7 @@ class Engine:
         speculation: str = "auto",
         weights: str = "auto",
         kv: str = "auto",
+        attention: str = "flash",
         seed: int | None = None,
         max_context: int | None = None,
         device: str = "auto",
@@ -95,6 +99,7 @@ class Engine:
             speculation=speculation,
             weights=weights,
             kv=kv,
+            attention=attention,
             seed=seed,
             max_context=max_context,
             device=device,
@@ -382,7 +387,8 @@ def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Gene
 
 
 def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None] | None) -> LoadedModel:
-    dtype = "auto" if config.weights == "auto" else "float32"
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and on_a_gpu())
+    dtype = {"auto": "auto", "fp16": "float16" if on_gpu else "float32"}.get(config.weights, "float32")
     return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
 
 
@@ -392,7 +398,10 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
     enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
     pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
-    runner = runner_for(model, pool, config.threads)
-    limits = Limits(config.max_running, config.max_queue, config.step_tokens, config.mixed_step_tokens)
+    if config.attention == "standard" and isinstance(model, PackedDecoder):
+        raise EngineError(f"attention='standard' computes with plain matrices, and those of {loaded.name!r} are in blocks; use weights='fp32' with it")
+    runner = runner_for(model, pool, config.threads, standard=config.attention == "standard")
+    share = GPU_SHARE if model.device.type == "cuda" else 1
+    limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
     return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)

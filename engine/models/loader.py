@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentkit.engine.models.store import Place
     from agentkit.engine.models.tokenizer import Tokenizer
 
-__all__ = ["LoadedModel", "load_model", "read_config"]
+__all__ = ["LoadedModel", "load_model", "on_a_gpu", "read_config"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -127,11 +127,18 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     return fields
 
 
+def on_a_gpu() -> bool:
+    """Whether device="auto" means a GPU on this machine."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _device(name: str) -> torch.device:
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if on_a_gpu() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -44,7 +44,8 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
         if weights == "auto":
             return loaded
         raise EngineError(f"weights={weights!r}: the matrices are {type(model.head).__name__} already; load the model anew, or use weights='auto'")
-    if weights == "fp32" or (weights == "auto" and not _fits(model)):
+    half = weights == "fp16" and model.device.type != "cpu" and model.dtype == torch.float16
+    if weights == "fp32" or half or (weights == "auto" and not _fits(model)):
         return loaded
     file = None if loaded.gguf is None or weights == "fp16" else GgufFile(loaded.gguf)
     if weights == "auto" and not _is_quantised(file):

@@ -135,11 +135,27 @@ def test_an_engine_over_the_kernels_writes_what_the_cpu_writes(tmp_path: Path, m
     texts = []
     for kernels in (None, "triton"):
         if kernels is not None:
-            monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads: DeviceRunner(model, pool, "triton"))
+            monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "triton"))
         with Engine(loaded, weights="fp32") as it:
             texts.append([it.generate("true: ", max_tokens=3).token_ids, it.generate("x", regex="[ab]{2}12", max_tokens=8).text])
     assert texts[0] == texts[1]
     assert len(texts[0][1]) == 4
+
+
+def test_standard_attention_writes_the_same(tmp_path: Path) -> None:
+    plain = loaded_model(tmp_path)
+    model = decoder(vocabulary=plain.config.vocab_size, layers=2)
+    loaded = replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
+    texts = []
+    for attention in ("flash", "standard"):
+        with Engine(loaded, weights="fp32", attention=attention) as it:
+            assert isinstance(it._scheduler._runner, DeviceRunner if attention == "standard" else TorchRunner)
+            texts.append(it.generate("true: " * 12, max_tokens=20).token_ids)
+    assert texts[0] == texts[1]
+    with pytest.raises(EngineError, match="use weights='fp32'"):
+        Engine(loaded, weights="int8", attention="standard")
+    with pytest.raises(ValueError, match="attention='fast'"):
+        Engine(loaded, attention="fast")
 
 
 def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
