@@ -10,15 +10,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentkit.engine.config import EngineConfig, SamplingParams
     from agentkit.engine.engine import Engine
+    from agentkit.engine.kv_policy import Streaming, Window
     from agentkit.engine.metrics import EngineStats
     from agentkit.engine.pins import Pin
     from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, TokenLogprob, Usage
 
-__all__ = ["Engine", "EngineConfig", "EngineStats", "Event", "FinishEvent", "Generation", "Pin", "SamplingParams", "TokenEvent", "TokenLogprob", "Usage"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "Event",
+    "FinishEvent",
+    "Generation",
+    "Pin",
+    "SamplingParams",
+    "Streaming",
+    "TokenEvent",
+    "TokenLogprob",
+    "Usage",
+    "Window",
+]
 
 _HOMES = {
     "Engine": "agentkit.engine.engine",
     "EngineConfig": "agentkit.engine.config",
+    "Streaming": "agentkit.engine.kv_policy",
+    "Window": "agentkit.engine.kv_policy",
     "Pin": "agentkit.engine.pins",
     "SamplingParams": "agentkit.engine.config",
     "EngineStats": "agentkit.engine.metrics",

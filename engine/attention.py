@@ -7,6 +7,7 @@ before them. Keys and values are written into their slots, then attended to as v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +21,9 @@ from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES
-from agentkit.engine.kv_format import decode, encode, is_mixed, mixed, row_dim
+from agentkit.engine.kv_format import encode, is_mixed, mixed, row_dim
+from agentkit.engine.kv_policy import Reach
+from agentkit.engine.run_attention import Sight, Tree, attend_run, attend_sinks, merge, runs_of, tree_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloat16: torch.uint16, torch.int8: torch.int8, torch.uint8: torch.uint8}
@@ -28,22 +31,27 @@ _STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloa
 
 
 class PagedSequence(Protocol):
-    """Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE of the pool."""
+    """Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE of the pool. Pages that nobody sees any more may be gone."""
 
     @property
     def pages(self) -> Sequence[int]: ...
 
 
 class PagedPool(Protocol):
-    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py."""
+    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py. reach: what of them a token sees."""
 
     @property
     def data(self) -> torch.Tensor: ...
+    @property
+    def reach(self) -> Reach: ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer and head."""
+    """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer and head.
+
+    window, sinks, left_out: see forward.Batch.
+    """
 
     data: Array
     slot_count: int
@@ -55,14 +63,19 @@ class Plan:
     rows: Array
     parts: Array
     partials: int
+    window: int
+    sinks: int
+    left_out: Array
 
 
 class BatchAttention:
     """Causal attention for the tokens of several spans, concatenated along T; one object per forward.
 
-    spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool.
+    spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool, as far as
+    the pool's reach needs it.
     Called as attend(layer, q, k, v, window=, scale=, softcap=, sinks=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
-    window: a token sees itself and the window-1 before it; None: everything.   softcap: logits become cap*tanh(x/cap).
+    window: a token sees itself and the window-1 before it; None: everything; the pool's reach may narrow it.
+    softcap: logits become cap*tanh(x/cap).
     sinks [H]: scores that take part in the softmax without a value; with them the runs are read by torch, not by the kernels.
     parents: for each span those of its last tokens, which are a tree of guesses (-1: the span's last known token); () for none. Such a
     token sees what is known and its own ancestors, at the position that its depth gives it.
@@ -73,24 +86,46 @@ class BatchAttention:
 
     def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]], parents: Sequence[Sequence[int]] | None = None) -> None:
         self._data = pool.data
+        self._reach = pool.reach
         self._spans = tuple(spans)
-        self._trees = [_tree(tree, offset + count) for tree, (_, offset, count) in zip(parents, spans, strict=True)] if parents else [None] * len(spans)
+        self._trees = [tree_of(tree, offset + count) for tree, (_, offset, count) in zip(parents, spans, strict=True)] if parents else [None] * len(spans)
         self._plan: Plan | None = None
+        self._turns: dict[int, torch.Tensor] = {}
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
         if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and row_dim(self._data) % LANES == 0 and supported():
-            self._plan = _plan(self._data, self._spans, self._trees, group)
+            self._plan = _plan(self._data, self._spans, self._trees, self._positions, group, self._reach)
         return self._plan
 
     @cached_property
+    def _positions(self) -> Array:
+        """[T], of guesses those of their depth."""
+        parts = []
+        for (_, offset, count), tree in zip(self._spans, self._trees, strict=True):
+            parts.append(np.arange(offset, offset + count))
+            if tree is not None:
+                parts[-1][tree.start - offset :] = tree.start - 1 + tree.depths
+        return np.concatenate(parts)
+
+    @cached_property
     def _slots(self) -> torch.Tensor:
-        slots = [slot for sequence, offset, count in self._spans for slot in _slots(sequence.pages, offset, offset + count)]
+        slots = [sequence.pages[p // PAGE] * PAGE + p % PAGE for sequence, offset, count in self._spans for p in range(offset, offset + count)]
         return torch.tensor(slots, dtype=torch.long, device=self._data.device)  # [T]
 
     @cached_property
     def _runs(self) -> list[list[tuple[int, int, int]]]:
-        return [_runs(sequence.pages, offset, offset + count) for sequence, offset, count in self._spans]
+        return [runs_of(sequence.pages, self._reach.lowest(offset), offset, offset + count) for sequence, offset, count in self._spans]
+
+    def _back(self, layer: int) -> torch.Tensor:
+        """Cosines, then sines [T, D], of the positions that each token leaves out between the sinks and its window."""
+        rope = self._reach.rope_of_layer[layer]
+        if rope not in self._turns:
+            out = torch.from_numpy(_left_out(self._positions, self._reach)).to(self._data.device)
+            angles = out.double().unsqueeze(1) * torch.tensor(self._reach.ropes[rope], dtype=torch.float64, device=self._data.device)
+            angles = angles.remainder(2 * math.pi)
+            self._turns[rope] = torch.cat((angles.cos(), angles.sin()), 1).float()
+        return self._turns[rope]
 
     def __call__(
         self,
@@ -106,64 +141,30 @@ class BatchAttention:
     ) -> torch.Tensor:
         for part, new in enumerate((k, v)):
             self._data[layer, part].index_copy_(1, self._slots, encode(new.transpose(0, 1), self._data.dtype, keys=part == 0))
+        limit = self._reach.window
+        sight = Sight(window if limit is None or (window is not None and window < limit) else limit, self._reach.sinks)
         plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 and sinks is None else None
         if plan is not None:
-            return _attend_pages(plan, layer, q, k.shape[1], window, scale, softcap)
-        if is_mixed(self._data.dtype):
-            q = mixed(q)
-        out = torch.empty_like(q)
-        start = 0
-        for (_, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
-            own = q[start : start + count]
-            out[start : start + count] = self._attend(layer, own, offset, runs, tree, window, scale, softcap, sinks)
+            turns = self._back(layer).reshape(-1).numpy() if plan.sinks else np.empty(0, np.float32)
+            return _attend_pages(plan, layer, q, k.shape[1], sight, turns, scale, softcap)
+        return self._by_runs(layer, q, sight, (scale, softcap), sinks)
+
+    def _by_runs(self, layer: int, q: torch.Tensor, sight: Sight, cap: tuple[float, float | None], extra: torch.Tensor | None) -> torch.Tensor:
+        """q [T, H, D] of all spans, by torch. extra [H]: scores without a value."""
+        mix = mixed if is_mixed(self._data.dtype) else _as_it_is
+        back = mix(_turned_back(q, self._back(layer))) if sight.sinks else q
+        q, positions = mix(q), torch.from_numpy(self._positions).to(q.device)
+        out, start = torch.empty_like(q), 0
+        for (sequence, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
+            own = slice(start, start + count)
+            found = [attend_run(self._data[layer], q[own], run, (offset, positions[own]), tree, sight, cap) for run in runs]
+            if sight.sinks:
+                found.append(attend_sinks(self._data[layer], back[own], sequence.pages, positions[own], sight, cap))
+            if extra is not None:
+                found.append((torch.zeros_like(q[own]), extra.float().expand(q[own].shape[:2])))
+            out[own] = merge([part for part in found if part is not None])
             start += count
         return out
-
-    def _attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        offset: int,
-        runs: list[tuple[int, int, int]],
-        tree: Tree | None,
-        window: int | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """One span's q [T, H, D] over its runs -> [T, H, D]."""
-        parts = []
-        for start, slot, length in runs:
-            skip = 0 if window is None else max(0, min(length, offset - window + 1 - start))
-            if skip == length:
-                continue
-            first = start + skip
-            keys, values = (decode(self._data[layer, i, :, slot + skip : slot + length], q.dtype) for i in (0, 1))
-            mask = _mask(offset, q.shape[0], first, start + length, window, q) if tree is None else _tree_mask(offset, tree, first, start + length, window, q)
-            parts.append(_partial(q, keys, values, mask, scale, softcap))
-        if sinks is not None:
-            parts.append((torch.zeros_like(q), sinks.float().expand(q.shape[:2])))
-        return merge(parts)
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Guesses at the keys start, start + 1, ...: depths [N], 1 for a child of the last known token; paths [N]: bits of a node and its ancestors."""
-
-    start: int
-    depths: Array
-    paths: Array
-
-
-def _tree(parents: Sequence[int], end: int) -> Tree | None:
-    """None for a chain, which is causal."""
-    if all(parent == i - 1 for i, parent in enumerate(parents)):
-        return None
-    depths, paths = np.empty(len(parents), np.int64), np.empty(len(parents), np.int64)
-    for i, parent in enumerate(parents):
-        depths[i] = 1 if parent < 0 else depths[parent] + 1
-        paths[i] = 1 << i | (0 if parent < 0 else int(paths[parent]))
-    return Tree(end - len(parents), depths, paths)
 
 
 def one_range(start: int, count: int) -> bool:
@@ -171,31 +172,63 @@ def one_range(start: int, count: int) -> bool:
     return start // kernels.RANGE == (start + count - 1) // kernels.RANGE
 
 
-def _plan(data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], trees: Sequence[Tree | None], group: int) -> Plan:
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _turned_back(q: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """q [T, H, D] rotated by the negative of turns [T, D], which holds cosines, then sines."""
+    cos, sin = turns.unsqueeze(1).chunk(2, -1)
+    a, b = q.float().chunk(2, -1)
+    return torch.cat((a * cos + b * sin, b * cos - a * sin), -1).to(q.dtype)
+
+
+def _left_out(positions: Array, reach: Reach) -> Array:
+    """How many positions lie between the sinks and the window of each token."""
+    assert reach.kept is not None
+    out: Array = np.maximum(0, positions - reach.kept - reach.sinks + 1)
+    return out
+
+
+def _plan(
+    data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], trees: Sequence[Tree | None], positions: Array, group: int, reach: Reach
+) -> Plan:
     offsets = np.array([offset for _, offset, _ in spans], np.int64)
     counts = np.array([count for _, _, count in spans], np.int64)
-    needed = (offsets + counts + PAGE - 1) // PAGE
-    pages = np.concatenate([np.array(s.pages[:n], np.int64) for (s, _, _), n in zip(spans, needed.tolist(), strict=True)])
-    first_page = np.concatenate((np.zeros(1, np.int64), np.cumsum(needed)[:-1]))
-    positions = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans])
-    slots = pages[np.repeat(first_page, counts) + positions // PAGE] * PAGE + positions % PAGE
-    ranges = (offsets + counts + kernels.RANGE - 1) // kernels.RANGE
+    starts = np.array([reach.lowest(offset) // kernels.RANGE for _, offset, _ in spans], np.int64)
+    skipped, needed = starts * kernels.RANGE_PAGES, (offsets + counts + PAGE - 1) // PAGE
+    listed = [np.array(s.pages[first:end], np.int64) for (s, _, _), first, end in zip(spans, skipped.tolist(), needed.tolist(), strict=True)]
+    first_page = np.concatenate((np.zeros(1, np.int64), np.cumsum(needed - skipped)))
+    sink_pages = -(-reach.sinks // PAGE)
+    listed += [np.array((*s.pages[:sink_pages], *[0] * sink_pages)[:sink_pages], np.int64) for s, _, _ in spans]
+    pages = np.concatenate(listed)
+    at = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans])
+    slots = pages[np.repeat(first_page[:-1] - skipped, counts) + at // PAGE] * PAGE + at % PAGE
+    ranges = (offsets + counts + kernels.RANGE - 1) // kernels.RANGE - starts + bool(reach.sinks)
     tiles = -(-counts // max(1, kernels.ROWS // group))
     tasks = np.empty((int((ranges * tiles).sum()), kernels.TASK_COLUMNS), np.int64)
     rows = np.empty(int((ranges * counts).sum()), np.int64)
     parts = np.empty((int(counts.sum()), int(ranges.max())), np.int64)
-    used, partials = kernels.plan(pages, first_page, offsets, counts, group, tasks, rows, parts)
-    lines, at = np.full((positions.size, 2), -1, np.int64), 0
+    used, row, partials = kernels.plan(pages, first_page[:-1], starts, offsets, counts, group, tasks, rows, parts)
+    left_out = np.empty(0, np.int64)
+    if reach.sinks:
+        assert reach.kept is not None
+        sinks_at = first_page[-1] + sink_pages * np.arange(len(spans))
+        apart = reach.kept + reach.sinks
+        used, partials = kernels.plan_sinks(sinks_at, np.cumsum(counts), positions, apart, reach.sinks, group, used, row, partials, tasks, rows, parts)
+        left_out = _left_out(positions, reach)
+    lines, end = np.full((positions.size, 2), -1, np.int64), 0
     for (_, _, count), tree in zip(spans, trees, strict=True):
-        at += count
+        end += count
         if tree is not None:
-            own = slice(at - tree.paths.size, at)
-            positions[own] = tree.start - 1 + tree.depths
-            lines[own, 0], lines[own, 1] = tree.start, tree.paths
-    return Plan(data.view(_STORED[data.dtype]).view(-1).numpy(), data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials)
+            lines[end - tree.paths.size : end, 0], lines[end - tree.paths.size : end, 1] = tree.start, tree.paths
+    flat = data.view(_STORED[data.dtype]).view(-1).numpy()
+    return Plan(
+        flat, data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials, reach.window or 0, reach.sinks, left_out
+    )  # fmt: skip
 
 
-def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int | None, scale: float, softcap: float | None) -> torch.Tensor:
+def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, sight: Sight, turns: Array, scale: float, softcap: float | None) -> torch.Tensor:
     """q [T, H, D] over the pages of one layer, by the kernel."""
     heads, dim = q.shape[1:]
     out = torch.empty(q.shape)
@@ -203,96 +236,10 @@ def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, window: int 
     constants = np.float32(scale), np.float32(softcap or 0.0)
     TEAM.run(
         kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions, plan.trees,
-        q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, window or 0, *constants, partial, out.view(-1).numpy(),
+        q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, sight.window or 0, sight.sinks, turns, *constants, partial,
+        out.view(-1).numpy(),
     )  # fmt: skip
     return out
-
-
-def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Attention over the union of disjoint sets of keys, from (out [T, H, D], log-sum-exp [T, H]) over each of them.
-
-    A row that sees none of a set's keys brings a log-sum-exp of -inf for it. FlashInfer's cascade: arXiv:2501.01005.
-    """
-    if len(parts) == 1:
-        return parts[0][0]
-    weights = torch.stack([lse for _, lse in parts]).softmax(0).unsqueeze(-1)  # [parts, T, H, 1]
-    out = parts[0][0] * weights[0]
-    for (part, _), weight in zip(parts[1:], weights[1:], strict=True):
-        out = out + part * weight
-    return out
-
-
-def _slots(pages: Sequence[int], start: int, end: int) -> list[int]:
-    return [pages[p // PAGE] * PAGE + p % PAGE for p in range(start, end)]
-
-
-def _runs(pages: Sequence[int], offset: int, end: int) -> list[tuple[int, int, int]]:
-    """(position, slot, length) of stretches without a gap that cover 0..end; none of them crosses `offset`."""
-    runs: list[tuple[int, int, int]] = []
-    for start, stop in ((0, offset), (offset, end)):
-        first = len(runs)
-        while start < stop:
-            length, slot = min(PAGE - start % PAGE, stop - start), pages[start // PAGE] * PAGE + start % PAGE
-            if len(runs) > first and runs[-1][1] + runs[-1][2] == slot:
-                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + length)
-            else:
-                runs.append((start, slot, length))
-            start += length
-    return runs
-
-
-def _mask(offset: int, count: int, first: int, end: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
-    """Additive mask [count, end-first] of positions first..end for the tokens at offset..offset+count; None: all are seen."""
-    if (end <= offset or count == 1) and (window is None or first > offset + count - 1 - window):
-        return None
-    rows = torch.arange(offset, offset + count, device=like.device).unsqueeze(1)
-    columns = torch.arange(first, end, device=like.device)
-    hidden = columns > rows
-    if window is not None:
-        hidden |= columns <= rows - window
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
-
-
-def _tree_mask(offset: int, tree: Tree, first: int, end: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """The same for tokens at offset, ..., the last of which are a tree."""
-    places = np.concatenate((np.arange(offset, tree.start), tree.start - 1 + tree.depths))  # [T]
-    columns = np.arange(first, end)
-    nodes = columns - tree.start
-    of_nodes = np.where(nodes < 0, columns, tree.start - 1 + tree.depths[np.clip(nodes, 0, None)])  # positions of the keys
-    seen = of_nodes <= places[:, None]
-    own = (tree.paths[:, None] >> np.clip(nodes, 0, None)) & 1 == 1
-    known = places.size - tree.paths.size
-    seen[known:] &= (nodes < 0) | own
-    seen[:known] &= nodes < 0
-    if window is not None:
-        seen &= of_nodes > places[:, None] - window
-    hidden = torch.from_numpy(~seen).to(like.device)
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
-
-
-def _partial(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, H, D] over keys and values [KV, S, D] -> (out [T, H, D], log-sum-exp [T, H]); rows that see no key: (0, -inf)."""
-    t, heads, dim = q.shape
-    kv = keys.shape[0]
-    blind = None if mask is None else (mask == -torch.inf).all(1)
-    if q.device.type == "cpu" and softcap is None and (blind is None or not bool(blind.any())):
-        queries = q.view(t, kv, heads // kv, dim).permute(1, 2, 0, 3)  # [KV, G, T, D]
-        shape = (kv, heads // kv, keys.shape[1], dim)
-        wide = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, *wide, 0.0, False, attn_mask=mask, scale=scale)
-        return out.permute(2, 0, 1, 3).reshape(t, heads, dim), lse.permute(2, 0, 1).reshape(t, heads)
-    queries = q.float().view(t, kv, heads // kv, dim).permute(1, 2, 0, 3).reshape(kv, -1, dim)  # [KV, G*T, D]
-    scores = torch.bmm(queries, keys.float().transpose(1, 2)).mul_(scale).view(kv, heads // kv, t, -1)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse.clamp(min=-1e30).unsqueeze(-1)).view(kv, -1, scores.shape[-1])
-    out = torch.bmm(weights, values.float()).view(kv, heads // kv, t, dim)
-    return out.permute(2, 0, 1, 3).reshape(t, heads, dim).to(q.dtype), lse.permute(2, 0, 1).reshape(t, heads)
 
 
 def attend_explicit(

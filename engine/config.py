@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from agentkit.engine.kv_policy import FORMATS, Policy, Streaming, Window, check_format
 from agentkit.engine.speculation.setting import check_speculation
 
 SEED_BITS = 64
@@ -152,7 +153,7 @@ class EngineConfig:
 
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
     speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
-    weights, kv: "auto", or one of WEIGHTS, KV below; anything else is refused by name.
+    weights, kv: "auto", or one of WEIGHTS, KV below, or for kv a policy: Window, Streaming (kv_policy.py); anything else is refused by name.
         weights: "fp32" as loaded; "fp16" half-precision matrices (on a GPU the whole model); "int8", "int4" blocks of 8 or 4 bits with float32 activations,
         as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
         processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
@@ -160,7 +161,7 @@ class EngineConfig:
     kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
         8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
-    max_context: tokens per request (prompt and output); None: what the model was trained for.
+    max_context: tokens per request (prompt and output); None: what the model was trained for, or with kv=Streaming(...) no limit.
     threads: CPU threads of the engine; None: what torch chooses.
     max_running: requests that make progress together.             max_queue: further ones that may wait.
     step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode
@@ -176,7 +177,7 @@ class EngineConfig:
     model: str
     speculation: str = "auto"
     weights: str = "auto"
-    kv: str = "auto"
+    kv: str | Policy = "auto"
     attention: str = "flash"
     seed: int | None = None
     max_context: int | None = None
@@ -194,14 +195,16 @@ class EngineConfig:
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
     ATTENTION = ("flash", "standard")
-    KV = ("auto", "fp32", "fp16", "bf16", "int8", "fp8")
+    KV = FORMATS
 
     def __post_init__(self) -> None:
         check_speculation(self.speculation)
-        for name, allowed in (("weights", self.WEIGHTS), ("kv", self.KV), ("attention", self.ATTENTION)):
+        for name, allowed in (("weights", self.WEIGHTS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")
+        if not isinstance(self.kv, Window | Streaming):
+            check_format(self.kv)
         check_seed(self.seed)
         if isinstance(self.kv_memory, float):
             _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")

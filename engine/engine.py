@@ -26,7 +26,8 @@ from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.device_runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
-from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv import KVPool, KVShape, most_pages
+from agentkit.engine.kv_policy import Policy, Streaming, reach_of
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
@@ -44,6 +45,9 @@ from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
+
+ENDLESS = 1 << 40
+"""Tokens that nobody reaches."""
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +82,7 @@ class Engine:
         *,
         speculation: str = "auto",
         weights: str = "auto",
-        kv: str = "auto",
+        kv: str | Policy = "auto",
         attention: str = "flash",
         seed: int | None = None,
         max_context: int | None = None,
@@ -122,13 +126,14 @@ class Engine:
         if deterministic and not isinstance(loaded.model, PackedDecoder):
             raise EngineError(f"deterministic=True needs weights='int8' or 'int4' on the CPU; {type(loaded.model).__name__} rounds by batch")
         packed = isinstance(loaded.model, PackedDecoder)
-        held = kv_type(kv, loaded.model.dtype, blocks=packed)
+        held = kv_type(kv if isinstance(kv, str) else kv.format, loaded.model.dtype, blocks=packed)
         if loaded.model.device.type == "cpu":
             compile_for_kv_once(held, progress, whole=packed)
         self._loaded = loaded
         self.model_name = loaded.name
         self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
-        self.max_context = min(loaded.config.max_position, max_context or loaded.config.max_position)
+        limit = ENDLESS if isinstance(kv, Streaming) else loaded.config.max_position
+        self.max_context = min(limit, max_context or limit)
         self.metrics = Metrics(loaded.name, tracer)
         self._scheduler = _scheduler(loaded, self.config, held, self._stop_ids, self.metrics)
         folder = None if cache_dir is None else Path(cache_dir)
@@ -138,7 +143,7 @@ class Engine:
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
         file = None if prefix_file is None else Path(prefix_file).expanduser()
-        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights), file)
+        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights if isinstance(kv, str) else f"{weights}, {kv}"), file)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
         self.load_s = self._intake.load_s = time.perf_counter() - start
@@ -396,8 +401,9 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     """The engine's inner parts around a loaded model. kv: how keys and values are held."""
     model, c = loaded.model, loaded.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
-    enough = 2 * config.max_running * (config.max_context or c.max_position) * shape.bytes_per_token
-    pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching)
+    reach = reach_of(config.kv, c)
+    enough = 2 * config.max_running * most_pages(reach, config.max_context or c.max_position) * shape.bytes_per_page
+    pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching, reach=reach)
     if config.attention == "standard" and isinstance(model, PackedDecoder):
         raise EngineError(f"attention='standard' computes with plain matrices, and those of {loaded.name!r} are in blocks; use weights='fp32' with it")
     runner = runner_for(model, pool, config.threads, standard=config.attention == "standard")

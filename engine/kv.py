@@ -3,7 +3,9 @@
 Inputs: the model's KV shape, a budget in bytes, token ids. A sequence is a list of pages; it grows page by page, is never
 gathered or copied per step, and shares pages with others that begin with the same tokens: those of finished requests
 (prefix.py), of running ones, and of the sequence it was forked from. A page with two holders is never written: whoever
-needs to write into it gets a copy up to the slot in question. This module knows nothing of models, requests or attention.
+needs to write into it gets a copy up to the slot in question. Where tokens see a window only (see kv_policy.Reach), a sequence gives pages
+back as they fall out of it; the prefix tree may still hold them, as long as nobody needs the room. So a prefix is found again as far as none
+of its pages has been evicted, and then it is exactly what would be computed. This module knows nothing of models, requests or attention.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
 from agentkit.errors import EngineError
@@ -25,6 +28,10 @@ __all__ = ["PAGE", "KVPool", "KVSequence", "KVShape"]
 
 LOADER = 1
 """Number of whoever puts pages there that no sequence computed."""
+GONE = -1
+"""Stands in a sequence's list for a page that it has given back."""
+CHUNK = 512
+"""Tokens that a sequence may be given room for at once, beside what it keeps."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,18 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
+def most_pages(reach: Reach, tokens: int) -> int:
+    """Pages that a sequence of so many tokens holds at most at any time."""
+    if reach.kept is None:
+        return pages_for(tokens)
+    return min(pages_for(tokens), pages_for(reach.sinks) + pages_for(reach.kept + CHUNK) + 1)
+
+
 class KVSequence:
     """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only.
 
     Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE. `pages` may reach beyond `length`: room that `reserve` made.
-    `nodes`: those of `pages`, from the first on, that are in the prefix tree.
+    `nodes`: those of `pages`, from the first on, that are in the prefix tree. Pages from the sinks up to `first_page` are GONE.
     """
 
     def __init__(self, number: int, root: Node, room: int) -> None:
@@ -71,6 +85,7 @@ class KVSequence:
         self.tokens: list[int] = []
         self.nodes: list[Node] = []
         self.made: list[Node] = []  # of the nodes, those this sequence put into the tree
+        self.first_page = 0
 
     @property
     def length(self) -> int:
@@ -85,6 +100,11 @@ class KVSequence:
     @property
     def last_node(self) -> Node:
         return self.nodes[-1] if self.nodes else self.root
+
+    @property
+    def held(self) -> set[int]:
+        """Pages that it holds."""
+        return {page for page in self.pages if page != GONE}
 
     def slots(self, start: int, end: int) -> list[tuple[int, int]]:
         """Runs [first, last) of neighbouring slots that hold positions start .. end, in order."""
@@ -105,14 +125,16 @@ class KVSequence:
 class KVPool:
     """All pages of one engine; used by the engine thread only.
 
+    reach: what tokens see of what is before them; None: everything.
     budget: bytes for keys and values; the pool takes as many whole pages as fit, at least one.   prefix_caching: False shares
     nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
     data: [L, 2, KV, S, row], S = pages * PAGE slots; keys at 0, values at 1. row: head_dim, in 8 bits with the scale behind it.
     """
 
-    def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake) -> None:
+    def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake, reach: Reach | None = None) -> None:
         self.shape = shape
+        self.reach = reach or Reach()
         self.page_count = max(1, budget // shape.bytes_per_page)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
         try:
@@ -139,7 +161,7 @@ class KVPool:
     @property
     def live_pages(self) -> int:
         """Pages that running sequences hold."""
-        return len({page for sequence in self._live.values() for page in sequence.pages})
+        return len(set().union(*(sequence.held for sequence in self._live.values())))
 
     @property
     def live_sequences(self) -> int:
@@ -151,8 +173,12 @@ class KVPool:
         return self.page_count * PAGE
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens fits beside what is pinned."""
-        return pages_for(tokens) <= self.page_count
+        """Whether a sequence of so many tokens fits where nothing is pinned."""
+        return self.peak(tokens) <= self.page_count
+
+    def peak(self, tokens: int) -> int:
+        """Pages that a sequence of so many tokens holds at most at any time."""
+        return most_pages(self.reach, tokens)
 
     # -- a sequence's life --------------------------------------------------------------------------------------
 
@@ -162,7 +188,7 @@ class KVPool:
         nodes = self.tree.match(root, token_ids[:-1])
         self.tree.leave(root)
         idle = sum(self.tree.is_idle(node) for node in nodes)  # those are not there for others any more
-        return pages_for(len(token_ids)) - len(nodes) + spare <= self.available_pages - idle
+        return max(0, self.peak(len(token_ids)) - len(nodes)) + spare <= self.available_pages - idle
 
     def start(self, token_ids: Sequence[int], key: bytes = b"", room: int = 0) -> KVSequence:
         """A live sequence whose `tokens` are the longest computed beginning of `token_ids` in the domain `key`.
@@ -182,6 +208,7 @@ class KVPool:
                 sequence.pages.append(copy)
                 sequence.tokens.extend(rest[:shared])
                 self.tree.touch([node])
+        self._drop(sequence)
         return sequence
 
     def adopt(self, sequence: KVSequence, token_ids: Sequence[int]) -> int:
@@ -196,6 +223,7 @@ class KVPool:
         self._cut(sequence, len(sequence.nodes))
         del sequence.tokens[start:]
         self._take(sequence, found)
+        self._drop(sequence)
         return sequence.length - before
 
     def next_key(self, sequence: KVSequence, token_ids: Sequence[int]) -> bytes | None:
@@ -232,11 +260,12 @@ class KVPool:
         sequence.tokens.extend(token_ids)
         for index in range(before, sequence.length // PAGE):
             if len(sequence.nodes) != index:
-                return
+                break
             node = self.tree.insert(sequence.last_node, tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), sequence.pages[index])
             if node is None:
-                return
+                break
             self._swap(sequence, index, node)
+        self._drop(sequence)
 
     def keep(self, sequence: KVSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Of a draft written to the slots behind the sequence, node i in the i-th of them, `nodes` (ascending) are its next positions."""
@@ -252,6 +281,8 @@ class KVPool:
         """Forgets everything from position `length` on; whole pages behind it are given back."""
         if not 0 <= length <= sequence.length:
             raise IndexError(f"cannot truncate a sequence of {sequence.length} tokens to {length}")
+        if self.reach.lowest(length) < sequence.first_page * PAGE:
+            raise IndexError(f"cannot truncate to {length} tokens: pages up to position {sequence.first_page * PAGE} are gone")
         del sequence.tokens[length:]
         del sequence.nodes[length // PAGE :]
         self._cut(sequence, pages_for(length))
@@ -261,8 +292,8 @@ class KVPool:
         sequence.root.users += 1
         copy = KVSequence(next(self._numbers), sequence.root, sequence.room)
         copy.tokens, copy.nodes = list(sequence.tokens), list(sequence.nodes)
-        copy.pages = sequence.pages[: pages_for(sequence.length)]
-        for page in copy.pages:
+        copy.pages, copy.first_page = sequence.pages[: pages_for(sequence.length)], sequence.first_page
+        for page in copy.held:
             self._pages.retain(page)
         self._live[copy.number] = copy
         return copy
@@ -281,9 +312,7 @@ class KVPool:
         else:
             for node in sequence.made:
                 self.tree.forget(node)
-        for page in sequence.pages:
-            self._give_back(page)
-        sequence.pages = []
+        self._cut(sequence, 0)
         self.tree.leave(sequence.root)
         return last
 
@@ -316,12 +345,15 @@ class KVPool:
         wanted = [0] * self.page_count
         for sequence in self._live.values():
             assert sequence.length <= sequence.capacity, f"{sequence.length} tokens in {sequence.capacity} slots"
-            assert len(set(sequence.pages)) == len(sequence.pages), "a sequence holds a page twice"
-            for page in sequence.pages:
+            gone = range(pages_for(self.reach.sinks), sequence.first_page)
+            assert len(sequence.held) == len(sequence.pages) - len(gone), "a sequence holds a page twice, or lacks one"
+            assert all((page == GONE) == (index in gone) for index, page in enumerate(sequence.pages)), "a page is gone that is still seen"
+            assert sequence.first_page * PAGE <= self.reach.lowest(sequence.length), "a page is gone that is still seen"
+            for page in sequence.held:
                 wanted[page] += 1
             for index, node in enumerate(sequence.nodes):
                 assert node.tokens == tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), "a node of other tokens"
-                assert node.page == sequence.pages[index], "a sequence and its node lie in different pages"
+                assert sequence.pages[index] in (node.page, GONE), "a sequence and its node lie in different pages"
         for node in self.tree:
             wanted[node.page] += 1
         assert wanted == self._pages.references.tolist(), "references do not match the holders"
@@ -343,7 +375,8 @@ class KVPool:
         after = sequence.pages[-1] if sequence.pages else None
         if count > self._pages.free:
             self.tree.evict(count - self._pages.free)
-        return self._pages.allocate(count, sequence.number, after, pages_for(sequence.room) - len(sequence.pages))
+        after = None if after == GONE else after
+        return self._pages.allocate(count, sequence.number, after, self.peak(sequence.room) - len(sequence.held))
 
     def _copy_page(self, sequence: KVSequence, source: int, length: int) -> int | None:
         """A page of the sequence's own with the first `length` slots of `source`; None if there is none."""
@@ -363,8 +396,17 @@ class KVPool:
     def _cut(self, sequence: KVSequence, count: int) -> None:
         """Keeps only the first `count` pages."""
         for page in sequence.pages[count:]:
-            self._give_back(page)
+            if page != GONE:
+                self._give_back(page)
         del sequence.pages[count:]
+
+    def _drop(self, sequence: KVSequence) -> None:
+        """Gives back the pages that no token to come can see."""
+        until = self.reach.lowest(sequence.length) // PAGE
+        for index in range(max(sequence.first_page, pages_for(self.reach.sinks)), until):
+            self._give_back(sequence.pages[index])
+            sequence.pages[index] = GONE
+        sequence.first_page = max(sequence.first_page, until)
 
     def _swap(self, sequence: KVSequence, index: int, node: Node) -> None:
         """The page's contents are in the tree: if in another page, that one is used from now on."""

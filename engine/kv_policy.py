@@ -1,13 +1,125 @@
-"""Which keys a request keeps. Knows nothing of models, tensors or pages."""
+"""Which keys and values a request keeps: the policies of Engine(kv=...), and what they come to for a model.
+
+Inputs: plain numbers. Knows nothing of tensors, pages or requests.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from agentkit.errors import EngineError
+
+if TYPE_CHECKING:
+    from agentkit.engine.models.config import ModelShape
+    from agentkit.engine.models.rope import Rope
+
+FORMATS = ("auto", "fp32", "fp16", "bf16", "int8", "fp8")
+"""How keys and values are held: see kv_format.py."""
+LEAST_WINDOW = 32
+MOST_SINKS = 256
+
+
+@dataclass(frozen=True)
+class Window:
+    """Each token sees itself and the window - 1 tokens before it, in every layer; what falls out of it is freed at once.
+
+    format: how keys and values are held, as in EngineConfig.kv.   Raises ValueError.
+    """
+
+    window: int
+    format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check("window", self.window, LEAST_WINDOW)
+        check_format(self.format)
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """StreamingLLM (Xiao et al. 2023, arXiv:2309.17453): each token sees the first `sinks` tokens and the last `window`, its own included.
+
+    Positions count within the cache: to the sinks a token is as near as if nothing had been left out. A text may therefore become longer
+    than the model's context, without end.   format: as above.   Raises ValueError.
+    """
+
+    sinks: int = 4
+    window: int = 512
+    format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check("sinks", self.sinks, 0, MOST_SINKS)
+        _check("window", self.window, LEAST_WINDOW)
+        check_format(self.format)
+
+
+Policy = Window | Streaming
+
+
+@runtime_checkable
+class RotaryShape(Protocol):
+    """A model whose rotary embeddings are known: one with a native decoder."""
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]: ...
+    @property
+    def rope_of_layer(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What any layer of a model reads. window: positions a token sees, its own included; None: everything. sinks: first positions seen besides."""
+    """What of the past a model's tokens see under a policy.
+
+    window: positions that a token sees in any layer, its own included, beside the model's own windows; None: no limit.
+    kept: the widest window of any layer; None: one sees everything.    sinks: first keys seen beside the window.
+    ropes, rope_of_layer: inverse frequencies of the model's rotary embeddings, and which of them each layer uses; only where there are sinks.
+    """
 
     window: int | None = None
+    kept: int | None = None
     sinks: int = 0
+    ropes: tuple[tuple[float, ...], ...] = ()
+    rope_of_layer: tuple[int, ...] = ()
+
+    def lowest(self, position: int) -> int:
+        """The first key, sinks apart, that a token at `position` sees in any layer."""
+        return 0 if self.kept is None or position < self.kept + self.sinks else position - self.kept + 1
+
+
+def reach_of(policy: str | Policy, config: ModelShape) -> Reach:
+    """What a policy, or a format alone, comes to for a model. Raises EngineError where the policy does not suit the model."""
+    if isinstance(policy, str):
+        return Reach(kept=_widest(config.windows))
+    windows = [policy.window if own is None else min(own, policy.window) for own in config.windows]
+    reach = Reach(window=policy.window, kept=_widest(windows))
+    if isinstance(policy, Window):
+        return reach
+    if set(windows) != {policy.window}:
+        raise EngineError(f"{policy} does not suit this model: its layers have windows of their own, down to {min(windows)} positions; use a window of those")
+    if policy.sinks + policy.window > config.max_position:
+        raise EngineError(
+            f"{policy} holds {policy.sinks + policy.window} positions, and this model was trained for {config.max_position}; use a smaller window"
+        )
+    if not isinstance(config, RotaryShape):
+        raise EngineError(
+            f"{policy} needs the rotary frequencies of a native decoder; this {config.architecture} model runs through transformers. Window suits it"
+        )
+    return replace(reach, sinks=policy.sinks, ropes=tuple(rope.inverse_frequencies for rope in config.ropes), rope_of_layer=config.rope_of_layer)
+
+
+def check_format(value: Any) -> None:
+    """Raises ValueError for anything but one of FORMATS."""
+    if value not in FORMATS:
+        raise ValueError(f"kv: the format {value!r} is not available in this version; choose one of {', '.join(map(repr, FORMATS))}")
+
+
+def _widest(windows: Sequence[int | None]) -> int | None:
+    given = [window for window in windows if window is not None]
+    return max(given) if given and len(given) == len(windows) else None
+
+
+def _check(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"kv: {name} must be an integer {bounds}, not {value!r}")

@@ -5,6 +5,8 @@ chained hashes (parent's digest and own tokens), and a hit counts only if the st
 a hash alone proves nothing (CVE-2025-25183). The last, partly filled page of a finished sequence is a node too, and a page may be matched
 up to any of its tokens. Each tree has a root per *domain* (model, adapter and its load number, tenant salt), so nothing is
 ever shared between domains. Idle nodes are evicted leaf by leaf, the least recently used first; pinned ones never.
+Where sequences give pages back from the front (windows), an idle page may lie above one in use: it goes when no idle leaf is left, and
+what lies below it leaves the tree.
 This module knows nothing of tensors, requests or attention.
 """
 
@@ -218,6 +220,23 @@ class PrefixTree:
 
     def evict(self, count: int) -> int:
         """Frees up to `count` pages, the least recently used leaves first; returns how many."""
+        freed = self._evict_leaves(count)
+        while freed < count and (last := self._last_idle()) is not None:
+            parent = last.parent
+            self.forget(last)
+            if parent is not None:
+                self.idle(parent)
+            freed += 1 + self._evict_leaves(count - freed - 1)
+        self.evicted += freed
+        return freed
+
+    def _last_idle(self) -> Node | None:
+        """Of the idle nodes without an idle one below them the least recently used; pages below it are all in use."""
+        idle = [node for node in self._nodes.values() if self.is_idle(node)]
+        above = {id(parent) for node in idle for parent in node.path()[:-1]}
+        return min((node for node in idle if id(node) not in above), key=lambda node: (node.used, node.page), default=None)
+
+    def _evict_leaves(self, count: int) -> int:
         freed = 0
         while freed < count and self._idle:
             used, _, node = heapq.heappop(self._idle)
@@ -231,7 +250,6 @@ class PrefixTree:
             freed += 1
             if parent is not None:
                 self.idle(parent)
-        self.evicted += freed
         return freed
 
     def clear(self) -> None:

@@ -6,6 +6,11 @@ largest score and the sum of exponentials, merged afterwards in the order of the
 A partial result depends on nothing but that token and those keys: which tokens share a task, how long a span is, and where it
 began change no bit. Pages are read in place; those of keys are turned around once for all tokens of the task.
 
+Where a window leaves old keys out, ranges that no token of the batch can see are not planned: their pages may be gone. Sinks, the first
+keys of a sequence (StreamingLLM, arXiv:2309.17453), are a range of their own, of the tokens that do not have them in their window. To
+those tokens the sinks are as near as if nothing lay between them and the window: their queries are turned back by as many positions as
+were left out.
+
 Guesses that branch (tree attention: arXiv:2305.09781) lie in slots behind the known tokens, a token's own path among others'. Its
 scores are moved together before the softmax and back after it, so that its result is bit for bit that of its path alone. The slots
 of one tree must lie in one range.
@@ -20,7 +25,7 @@ import numpy as np
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import multiply
-from agentkit.engine.kernels.rows import mix
+from agentkit.engine.kernels.rows import mix, rotate_back
 from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
 from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, exponentials_of, in_whole_numbers, largest_of, row_size, transpose_page, widen_row
 
@@ -29,14 +34,15 @@ RANGE_PAGES = RANGE // PAGE
 ROWS = 96  # (token, head) pairs of a task at most
 
 # columns of the table of tasks
-FIRST_PAGE, FIRST_KEY, KEYS, FIRST_ROW, ROW_COUNT, FIRST_PART, TASK_COLUMNS = 0, 1, 2, 3, 4, 5, 6
+FIRST_PAGE, FIRST_KEY, KEYS, FIRST_ROW, ROW_COUNT, FIRST_PART, SINKS, TASK_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 @kernel
-def plan(pages, first_page, offsets, counts, group, tasks, rows, parts):
-    """Fills `tasks` and `rows`, and parts[t, r] = number of the partial result of token t over range r (-1: none).
+def plan(pages, first_page, starts, offsets, counts, group, tasks, rows, parts):
+    """Fills `tasks` and `rows`, and parts[t, i] = number of the partial result of token t over the i-th range of its span (-1: none).
 
-    pages: of all spans one after the other, those of span s from first_page[s]. Returns (tasks, partial results).
+    pages: of all spans one after the other, those of span s from first_page[s], beginning with range starts[s]. Returns (tasks,
+    rows, partial results).
     """
     tile = max(1, ROWS // group)
     parts[:] = -1
@@ -44,12 +50,12 @@ def plan(pages, first_page, offsets, counts, group, tasks, rows, parts):
     begin = 0
     for span in range(offsets.size):
         end = offsets[span] + counts[span]
-        for r in range((end + RANGE - 1) // RANGE):
-            if _leader(pages, first_page, offsets, span, r) < span:
+        for r in range(starts[span], (end + RANGE - 1) // RANGE):
+            if _leader(pages, first_page, starts, offsets, span, r) < span:
                 continue
             listed, start, other_begin = row, r * RANGE, begin
             for other in range(span, offsets.size):
-                if other == span or _leader(pages, first_page, offsets, other, r) == span:
+                if other == span or _leader(pages, first_page, starts, offsets, other, r) == span:
                     for t in range(counts[other]):
                         if offsets[other] + t >= start:
                             rows[row] = other_begin + t
@@ -61,32 +67,61 @@ def plan(pages, first_page, offsets, counts, group, tasks, rows, parts):
                 size = min(tile, row - at)
                 # of one span alone unless shared, so the last token of the tile is the latest
                 last = start + RANGE if shared else offsets[span] + rows[at + size - 1] - begin + 1
+                _task(tasks[task], first_page[span] + (r - starts[span]) * RANGE_PAGES, start, min(RANGE, last - start), at, size, part, 0)
+                at_token, first = 0, 0  # where the tokens of the row's span begin
                 for i in range(size):
-                    parts[rows[at + i], r] = part + i
-                tasks[task, FIRST_PAGE] = first_page[span] + r * RANGE_PAGES
-                tasks[task, FIRST_KEY] = start
-                tasks[task, KEYS] = min(RANGE, last - start)
-                tasks[task, FIRST_ROW] = at
-                tasks[task, ROW_COUNT] = size
-                tasks[task, FIRST_PART] = part
+                    while rows[at + i] >= first + counts[at_token]:
+                        first += counts[at_token]
+                        at_token += 1
+                    parts[rows[at + i], r - starts[at_token]] = part + i
                 part += size
                 at += size
                 task += 1
         begin += counts[span]
+    return task, row, part
+
+
+@kernel
+def plan_sinks(first_page, ends, positions, apart, sinks, group, task, row, part, tasks, rows, parts):
+    """Adds the tasks of the sinks for tokens at positions from `apart` on; their partial results stand in the last column of `parts`.
+
+    first_page[s]: where the pages of span s's sinks are listed; ends[s]: the token behind its last one.   Returns (tasks, partial results).
+    """
+    tile, begin = max(1, ROWS // group), 0
+    for span in range(ends.size):
+        listed = row
+        for t in range(begin, ends[span]):
+            if positions[t] >= apart:
+                rows[row] = t
+                row += 1
+        begin = ends[span]
+        for at in range(listed, row, tile):
+            size = min(tile, row - at)
+            _task(tasks[task], first_page[span], 0, sinks, at, size, part, 1)
+            for i in range(size):
+                parts[rows[at + i], parts.shape[1] - 1] = part + i
+            part += size
+            task += 1
     return task, part
 
 
 @inner
-def _leader(pages, first_page, offsets, span, r):
+def _task(line, first_page, first_key, keys, first_row, count, first_part, sinks):
+    line[FIRST_PAGE], line[FIRST_KEY], line[KEYS] = first_page, first_key, keys
+    line[FIRST_ROW], line[ROW_COUNT], line[FIRST_PART], line[SINKS] = first_row, count, first_part, sinks
+
+
+@inner
+def _leader(pages, first_page, starts, offsets, span, r):
     """The first span whose range r lies in the same pages, if it is past for both; else the span itself."""
     if (r + 1) * RANGE > offsets[span]:
         return span
     for other in range(span):
-        if (r + 1) * RANGE > offsets[other]:
+        if (r + 1) * RANGE > offsets[other] or starts[other] > r:
             continue
         same = True
-        for p in range(r * RANGE_PAGES, (r + 1) * RANGE_PAGES):
-            if pages[first_page[other] + p] != pages[first_page[span] + p]:
+        for p in range(RANGE_PAGES):
+            if pages[first_page[other] + (r - starts[other]) * RANGE_PAGES + p] != pages[first_page[span] + (r - starts[span]) * RANGE_PAGES + p]:
                 same = False
                 break
         if same:
@@ -102,9 +137,10 @@ def scratch_floats(head_dim: int) -> int:
 
 @kernel
 def attend_pages(
-    worker, sync, pages, tasks, rows, parts, positions, trees, q, heads, dim, data, layer, kv_heads, slots, window, scale, cap, partial, out, scratch
-):
-    """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat."""
+    worker, sync, pages, tasks, rows, parts, positions, trees, q, heads, dim, data, layer, kv_heads, slots, window, sinks, turns, scale, cap, partial, out,
+    scratch
+):  # fmt: skip
+    """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat. See `attend`."""
     tokens, stride = positions.size, heads * (dim + 2)
     chunks = tasks.shape[0] * kv_heads
     while True:
@@ -116,7 +152,7 @@ def attend_pages(
             keys = (layer * 2 * kv_heads + head) * slots * row
             attend(
                 tasks[chunk // kv_heads], pages, rows, positions, trees, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
-                keys + kv_heads * slots * row, dim, window, scale, cap, partial, stride, scratch,
+                keys + kv_heads * slots * row, dim, window, sinks, turns, 0, scale, cap, partial, stride, scratch,
             )  # fmt: skip
         elif stage == 1 and chunk < tokens:
             merge(parts, chunk, partial, stride, heads, dim, out, chunk * heads * dim)
@@ -129,13 +165,18 @@ def attend_pages(
 
 
 @inner
-def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, scale, cap, out, out_stride, scratch):
+def attend(
+    task, pages, rows, positions, trees, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, sinks, turns, turns_at, scale, cap, out,
+    out_stride, scratch
+):  # fmt: skip
     """Partial results of one task for the `group` query heads from `q_head` on, which share a key head.
 
     q [T, q_stride], heads side by side. data: the flat pool; keys_at, values_at: where slot 0 of this layer and head begins.
     trees[t]: the key where the tree of guesses begins that t belongs to (-1: none), and bits of the nodes on its path, itself
     included; positions[t] is then that of the path.
-    window 0: none; cap 0: none. out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
+    window 0: none; cap 0: none. sinks: how many first keys are seen beside the window; turns, from turns_at on [T, D]: cosines, then
+    sines, of how many positions each token left out between the two.
+    out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
     """
     first, keys, count, row = task[FIRST_KEY], task[KEYS], task[ROW_COUNT], row_size(data, dim)
     queries = count * group
@@ -147,12 +188,12 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
     earliest = keys
     for i in range(count):
         t = rows[task[FIRST_ROW] + i]
-        if window > 0:
-            earliest = min(earliest, max(0, positions[t] - window + 1 - first))
-        else:
-            earliest = 0
+        earliest = min(earliest, _lowest(task, positions[t], window, sinks))
         for j in range(group * dim):
             query[i * group * dim + j] = q[t * q_stride + q_head * dim + j] * scale
+        if task[SINKS] > 0:
+            for g in range(group):
+                rotate_back(query, (i * group + g) * dim, turns, turns_at + t * dim, dim // 2)
         if in_whole_numbers(data):  # as the keys are
             for g in range(group):
                 mix(query, (i * group + g) * dim, dim)
@@ -169,11 +210,11 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
     for i in range(count):
         t = rows[task[FIRST_ROW] + i]
         high = min(keys, positions[t] - first + 1)
-        low = max(0, positions[t] - window + 1 - first) if window > 0 else 0
+        low = _lowest(task, positions[t], window, sinks)
         for g in range(group):
             at = (i * group + g) * RANGE
             place = (task[FIRST_PART] + i) * out_stride + (q_head + g) * (dim + 2) + dim
-            branching = first <= trees[t, 0] < first + RANGE
+            branching = first <= trees[t, 0] < first + RANGE and task[SINKS] == 0
             if branching:
                 _gather(scores, at + trees[t, 0] - first, trees[t, 1])
             _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, cap, out, place)
@@ -186,6 +227,14 @@ def attend(task, pages, rows, positions, trees, q, q_stride, q_head, group, data
         place = (task[FIRST_PART] + i // group) * out_stride + (q_head + i % group) * (dim + 2)
         for j in range(dim):
             out[place + j] = sums[i * padded + j]
+
+
+@inner
+def _lowest(task, position, window, sinks):
+    """The first of the task's keys that a token at `position` sees."""
+    if window == 0 or task[SINKS] > 0 or position < window + sinks:
+        return 0
+    return max(0, position - window + 1 - task[FIRST_KEY])
 
 
 @inner

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from agentkit.engine.kernels.attention import attend, merge
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
@@ -78,7 +80,8 @@ class Weights(NamedTuple):
 class Batch(NamedTuple):
     """ids, positions, slots [T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
 
-    Then the tables of attention.plan, and trees: see attention.attend.
+    Then the tables of attention.plan, and trees and sinks: see attention.attend. window: of all layers, beside their own; 0: none.
+    left_out [T]: how many positions lie between a token's sinks and its window; empty without sinks.
     """
 
     ids: Any
@@ -91,10 +94,16 @@ class Batch(NamedTuple):
     rows: Any
     parts: Any
     trees: Any
+    window: int
+    sinks: int
+    left_out: Any
 
 
 class Work(NamedTuple):
-    """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D]."""
+    """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D].
+
+    back [ropes, T, D]: turns by what was left out; empty without sinks.
+    """
 
     residual: Any
     normed: Any
@@ -103,6 +112,7 @@ class Work(NamedTuple):
     inner: Any
     partial: Any
     turns: Any
+    back: Any
     logits: Any
 
 
@@ -115,11 +125,12 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
     )  # fmt: skip
     batch = Batch(
         borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
-        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees),
+        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees), batch.window,
+        batch.sinks, borrowed(batch.left_out),
     )  # fmt: skip
     work = Work(
         borrowed(work.residual), borrowed(work.normed), borrowed(work.qkv), borrowed(work.attended),
-        borrowed(work.inner), borrowed(work.partial), borrowed(work.turns), borrowed(work.logits),
+        borrowed(work.inner), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.logits),
     )  # fmt: skip
     sync, data, scratch = borrowed(sync), borrowed(data), borrowed(scratch)
     last = 1 + STAGES * shape.layers + 2
@@ -255,6 +266,8 @@ def _embed(token, shape, constants, weights, batch, work):
     for rope in range(shape.ropes):
         place = (rope * batch.ids.size + token) * shape.head_dim
         turn_table(batch.positions[token], weights.frequencies, rope * half, half, weights.factors[rope], work.turns, place)
+        if batch.sinks > 0:
+            turn_table(batch.left_out[token], weights.frequencies, rope * half, half, np.float32(1.0), work.back, place)
 
 
 @inner
@@ -325,9 +338,14 @@ def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, s
     head, dim, group = chunk % shape.kv_heads, shape.head_dim, shape.heads // shape.kv_heads
     keys = (layer * 2 * shape.kv_heads + head) * slots * row_size(data, dim)
     values = keys + shape.kv_heads * slots * row_size(data, dim)
+    window = weights.layers[layer, WINDOW]
+    if batch.window > 0:
+        window = min(window, batch.window) if window > 0 else batch.window
+    turns_at = weights.layers[layer, ROPE] * batch.ids.size * dim
     attend(
         batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
-        data, keys, values, dim, weights.layers[layer, WINDOW], constants.scale, constants.attention_cap, work.partial, shape.heads * (dim + 2), scratch,
+        data, keys, values, dim, window, batch.sinks, work.back, turns_at, constants.scale, constants.attention_cap, work.partial,
+        shape.heads * (dim + 2), scratch,
     )  # fmt: skip
 
 

@@ -7,3 +7,6 @@ PAGE = 32
 
 SCALE_BYTES = 2
 """Behind the 8-bit codes of a row of keys or values lies its scale, a bfloat16."""
+
+FAR = 16384
+"""Positions from which float32 no longer tells a rotary angle well: it is brought below a full turn in float64 first."""

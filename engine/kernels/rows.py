@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from agentkit.engine.kernels.layout import FAR
 from agentkit.engine.kernels.library import inner
 from agentkit.engine.kernels.tiles import LANES, WIDTH, gate_gelu_tanh, gate_silu, squares_of
 
@@ -33,6 +34,9 @@ def turn_table(position, frequencies, first, half, factor, out, out_at):
     """Cosines, then sines, of one position for one rotary embedding: out[0:half], out[half:2*half]."""
     for i in range(half):
         angle = np.float32(position) * frequencies[first + i]
+        if position >= FAR:
+            exact = np.float64(position) * np.float64(frequencies[first + i])
+            angle = np.float32(exact - math.floor(exact / (2.0 * math.pi)) * (2.0 * math.pi))
         out[out_at + i] = np.float32(math.cos(angle)) * factor
         out[out_at + half + i] = np.float32(math.sin(angle)) * factor
 
@@ -45,6 +49,16 @@ def rotate(x, at, table, table_at, half):
         cos, sin = table[table_at + i], table[table_at + half + i]
         x[at + i] = a * cos - b * sin
         x[at + half + i] = b * cos + a * sin
+
+
+@inner
+def rotate_back(x, at, table, table_at, half):
+    """The inverse of `rotate` by the same table."""
+    for i in range(half):
+        a, b = x[at + i], x[at + half + i]
+        cos, sin = table[table_at + i], table[table_at + half + i]
+        x[at + i] = a * cos + b * sin
+        x[at + half + i] = b * cos - a * sin
 
 
 @inner

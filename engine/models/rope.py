@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from agentkit.engine.kernels.layout import FAR
 from agentkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def rotary_tables(frequencies: torch.Tensor, positions: torch.Tensor, attention_
     import torch
 
     angles = positions[:, None].to(torch.float32) * frequencies  # [T, D/2]
+    exact = (positions[:, None].double() * frequencies.double()).remainder(2 * math.pi)
+    angles = torch.where(positions[:, None] < FAR, angles, exact.float())
     cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
 

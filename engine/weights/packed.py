@@ -109,13 +109,27 @@ class PackedDecoder(Decoder):
         if rows is not None:
             chosen = chosen[rows if isinstance(rows, slice) else rows.numpy()]
         sampled = int(chosen.size) if logits is None else logits
-        batch = f.Batch(ids, positions.numpy(), plan.slots, chosen, sampled, plan.pages, plan.tasks, plan.rows, plan.parts, plan.trees)
-        work = self._work(ids.size, sampled, plan.partials)
+        batch = f.Batch(
+            ids,
+            positions.numpy(),
+            plan.slots,
+            chosen,
+            sampled,
+            plan.pages,
+            plan.tasks,
+            plan.rows,
+            plan.parts,
+            plan.trees,
+            plan.window,
+            plan.sinks,
+            plan.left_out,
+        )
+        work = self._work(ids.size, sampled, plan.partials, plan.sinks > 0)
         scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
         return work
 
-    def _work(self, tokens: int, sampled: int, partials: int) -> f.Work:
+    def _work(self, tokens: int, sampled: int, partials: int, sinks: bool) -> f.Work:
         s = self._shape
 
         def zeros(*shape: int) -> Array:
@@ -129,6 +143,7 @@ class PackedDecoder(Decoder):
             inner=zeros(tokens, s.inner_stride),
             partial=zeros(partials, s.heads * (s.head_dim + 2)),
             turns=zeros(s.ropes, tokens, s.head_dim),
+            back=zeros(s.ropes if sinks else 0, tokens, s.head_dim),
             logits=np.empty((sampled, s.vocabulary), np.float32),
         )
 

@@ -21,6 +21,8 @@ import torch
 
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.weights.choose import with_weights
 from agentkit.engine.weights.half import half_precision
@@ -32,7 +34,7 @@ WINDOW = 512
 def logits(model: Any, ids: torch.Tensor, kv: torch.dtype) -> torch.Tensor:
     """[T, V], each window of 512 tokens by itself."""
     c = model.config
-    pool: Any = SimpleNamespace(data=torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, c.head_dim, dtype=kv))
+    pool: Any = SimpleNamespace(data=torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, row_size(kv, c.head_dim), dtype=kv), reach=Reach())
     sequence: Any = SimpleNamespace(pages=list(range(WINDOW // PAGE)))
     with torch.inference_mode():
         parts = [model.forward(part, torch.arange(len(part)), BatchAttention(pool, [(sequence, 0, len(part))]), None) for part in ids.split(WINDOW)]
@@ -47,6 +49,8 @@ def variants(loaded: LoadedModel) -> Iterator[tuple[str, Any, torch.dtype]]:
         yield "int8/int4 as stored", stored, torch.float32
         yield "int8/int4 as stored, kv fp16", stored, torch.float16
         yield "int8/int4 as stored, kv bf16", stored, torch.bfloat16
+        yield "int8/int4 as stored, kv int8", stored, torch.int8
+        yield "int8/int4 as stored, kv fp8", stored, torch.uint8
     for weights in ("int8", "int4"):
         yield f"{weights}, rounded", with_weights(replace(loaded, gguf=None), weights).model, torch.float32
 

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import RowSelection
 from agentkit.engine.models.loader import LoadedModel
+from agentkit.engine.models.rope import Rope
 from agentkit.engine.models.tokenizer import Tokenizer
 from tests.engine.tiny import TinyDecoder
 
@@ -59,7 +60,7 @@ class Model(TinyDecoder):
         return logits
 
 
-def loaded_model(folder: Path, *, specials: Sequence[str] = (), template: str = TEMPLATE, **options: Any) -> LoadedModel:
+def loaded_model(folder: Path, *, specials: Sequence[str] = (), template: str = TEMPLATE, context: int = 4096, **options: Any) -> LoadedModel:
     """A LoadedModel; `folder`: where its tokenizer.json is written. Options: see Model; `script` may be text."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = raw_tokenizer(specials)
@@ -73,8 +74,9 @@ def loaded_model(folder: Path, *, specials: Sequence[str] = (), template: str = 
     model = Model(width, stop=stop, **options)
     config = ModelConfig(
         architecture="tiny", vocab_size=width, hidden_size=32, intermediate_size=32, num_layers=model.layers, num_heads=model.heads,
-        num_kv_heads=model.kv, head_dim=model.dim, max_position=4096, norm_eps=1e-5, activation="silu", tie_embeddings=False,
-        attention_scale=model.dim**-0.5, windows=(None,) * model.layers, ropes=(), rope_of_layer=(0,) * model.layers, stop_token_ids=(stop,),
+        num_kv_heads=model.kv, head_dim=model.dim, max_position=context, norm_eps=1e-5, activation="silu", tie_embeddings=False,
+        attention_scale=model.dim**-0.5, windows=(None,) * model.layers, ropes=(Rope(tuple(1 / 10**i for i in range(model.dim // 2))),),
+        rope_of_layer=(0,) * model.layers, stop_token_ids=(stop,),
     )  # fmt: skip
     from agentkit.engine.models.chat_template import ChatTemplate
 

@@ -11,6 +11,7 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_policy import Policy, reach_of
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
@@ -91,8 +92,9 @@ class Sequence:
 class Pool:
     """Pages that hold NaN until they are written."""
 
-    def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32, policy: str | Policy = "auto") -> None:
         c = model.config
+        self.reach = reach_of(policy, c)
         self.data = torch.full(
             (c.num_layers, 2, c.num_kv_heads, pages * PAGE, row_size(dtype, c.head_dim)), torch.nan if dtype.is_floating_point else 127, dtype=dtype
         )
