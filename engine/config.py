@@ -158,7 +158,7 @@ class EngineConfig:
         as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
         processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
         attention: "flash", or "standard": the scores of all pairs of tokens as one matrix, for comparison; slow, and memory grows with the square.
-    kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
+        kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
         8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
     max_context: tokens per request (prompt and output); None: what the model was trained for, or with kv=Streaming(...) no limit.

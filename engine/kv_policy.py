@@ -87,15 +87,15 @@ class Reach:
         return 0 if self.kept is None or position < self.kept + self.sinks else position - self.kept + 1
 
 
-def reach_of(policy: str | Policy, config: ModelShape, device: str = "cpu") -> Reach:
-    """What a policy, or a format alone, comes to for a model on a kind of device. Raises EngineError where the policy does not suit them.
+def reach_of(policy: str | Policy, config: ModelShape, reader: str = "cpu") -> Reach:
+    """What a policy, or a format alone, comes to for a model. Raises EngineError where the policy does not suit the model or the reader.
 
-    A device's kernels read the pages of a whole sequence, so nothing is given back there.
+    reader: who attends. Any but the CPU's own kernels ("cpu") reads the pages of a whole sequence, so nothing is given back there.
     """
-    if device != "cpu":
+    if reader != "cpu":
         if isinstance(policy, str):
             return Reach()
-        raise EngineError(f"kv={policy} works on the CPU only in this version; on {device} choose a format, such as kv='int8'")
+        raise EngineError(f"kv={policy} works on the CPU, with attention='flash', only; with {reader} choose a format, such as kv='int8'")
     if isinstance(policy, str):
         return Reach(kept=_widest(config.windows))
     windows = [policy.window if own is None else min(own, policy.window) for own in config.windows]
