@@ -63,6 +63,14 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return texts
 
 
+def _two_texts(name: str, texts: Any) -> tuple[str, str] | None:
+    if texts is None:
+        return None
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(t, str) and t for t in texts) or texts[0] == texts[1]:
+        raise ValueError(f'{name} must be two different texts, such as ("<think>", "</think>"), or None, not {texts!r}')
+    return texts[0], texts[1]
+
+
 def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, Mapping):
         raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
@@ -87,6 +95,8 @@ class SamplingParams:
     max_tokens: output tokens at most; the stop token is not counted.
     seed: fixes this request's random stream, whatever runs beside it; None: a fresh one.
     stop: texts that end the output; include_stop keeps the matched one.
+    stop_outside: two texts between which stop strings do not count, such as ("<think>", "</think>") so that reasoning is not cut; they may
+        be special tokens. A prompt that ends with the first has begun that part.
     budget_guard: near max_tokens allow only what can still finish (requests with a grammar).
     allow_truncated: an output that a grammar did not complete is returned with value None instead of raising GenerationTruncated,
         and one cut by `timeout` with finish_reason "timeout" instead of raising GenerationTimeout.
@@ -111,6 +121,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    stop_outside: tuple[str, str] | None = None
     budget_guard: bool = True
     allow_truncated: bool = False
     timeout: float | None = None
@@ -141,6 +152,7 @@ class SamplingParams:
         for name in ("include_stop", "budget_guard", "allow_truncated"):
             _flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_outside", _two_texts("stop_outside", self.stop_outside))
 
     @property
     def greedy(self) -> bool:
@@ -241,6 +253,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     include_stop: bool
+    stop_outside: tuple[str, str] | None
     budget_guard: bool
     allow_truncated: bool
     timeout: float | None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentkit.engine.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+_LOOK_BACK = 64  # tokens at the prompt's end in which stop_outside may have begun
 
 
 class Intake:
@@ -92,11 +93,20 @@ class Intake:
                     matcher.check_budget(params.max_tokens)
                 else:
                     matcher.completion_tokens()  # can the vocabulary spell it at all?
-            output = OutputText(self._loaded.tokenizer.detokenizer(continuation=True), params.stop, params.include_stop)
+            output = self._output(prompt, params)
             own = seed if place == 0 else self._derive(seed, place, 2)
             requests.append(Request(prompt, params, sink, output, seed=own, matcher=matcher))
         requests[0].siblings = requests[1:]
         return requests[0]
+
+    def _output(self, prompt: Sequence[int], params: SamplingParams) -> OutputText:
+        tokenizer, outside = self._loaded.tokenizer, params.stop_outside
+        if outside is None:
+            return OutputText(tokenizer.detokenizer(continuation=True), params.stop, params.include_stop)
+        marks = {tokenizer.special_tokens[word]: word for word in outside if word in tokenizer.special_tokens}
+        last = [marks[token] if token in marks else tokenizer.decode([token], continuation=True) for token in prompt[-_LOOK_BACK:]]
+        inside = "".join(last).rstrip().endswith(outside[0])
+        return OutputText(tokenizer.detokenizer(continuation=True), params.stop, params.include_stop, outside, inside=inside, marks=marks)
 
     def prefill(self, prompt: list[int], params: SamplingParams) -> Request:
         """A request that only fills the cache; nobody hears of it yet. Raises ContextTooLong."""

@@ -120,6 +120,12 @@ TESTED: dict[Statement, tuple[str, ...]] = {
         f"{_CASES}stop.py::test_the_earliest_end_wins",
         f"{_CASES}stop.py::test_of_equal_ends_the_longest_stop_counts",
     ),
+    ("eng-stop-not-in-reasoning", 0): (
+        f"{_CASES}stop.py::test_a_stop_string_does_not_cut_the_reasoning",
+        f"{_CASES}stop.py::test_reasoning_that_the_prompt_has_begun",
+        f"{_CASES}stop.py::test_under_the_grammar_of_a_turn",
+        f"{_CASES}stop.py::test_what_is_no_pair_of_texts_is_refused",
+    ),
     ("eng-temperature-zero", 0): (f"{_CASES}sampling.py::test_ties_go_to_the_lowest_id",),
     ("eng-temperature-zero", 1): (f"{_CASES}sampling.py::test_neighbours_of_other_temperatures",),
     ("tok-byte-level-markers", 0): (f"{_HERE}the_space_is_read_from_the_decoder",),
@@ -159,7 +165,6 @@ _HTTP = "the OpenAI-compatible server"
 
 LATER: dict[Statement, Later] = {
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
-    **_waiting("eng-stop-not-in-reasoning", 3, "turns with a reasoning part"),
     **_waiting("srv-bad-grammar-after-good", "server", _HTTP),
     **_waiting("srv-bad-regex", "server", f"{_HTTP}; that the error names the position is tested in tests/cases/test_server.py"),
     **_waiting("srv-compile-cancel", "server", f"{_HTTP}; cancelling a compilation comes with issue 3"),

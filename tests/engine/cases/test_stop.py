@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from agentkit import Engine
+from agentkit.engine.request import FinishEvent, TokenEvent
+from agentkit.grammars import Grammar
 from tests.engine.cases.support import case
+from tests.engine.loaded import loaded_model, raw_tokenizer
 from tests.engine.tiny import TOKENS, Bench, ScriptedDecoder
 
 SCRIPT = [TOKENS.index(t) for t in (b"AB", b"C D", b"EF", b"G")]
@@ -70,3 +76,53 @@ def test_characters_in_pieces_and_overlapping_starts(case_id: str) -> None:
     assert run("éaab", script=script)[0] == "a"
     assert run("aab", script=script)[0] == "aé"
     assert run("aac", script=script)[0] == "aéaab"
+
+
+THOUGHT = "well, END is one word ... END ..."
+ASIDE = ("<think>", "</think>")
+
+
+def thinking(folder: Path, output: str, prompt: str = "ask", specials: tuple[str, ...] = ()) -> Engine:
+    """An engine whose model writes `output` after the prompt."""
+    raw = raw_tokenizer(specials)
+    script = raw.encode(output).ids
+    return Engine(loaded_model(folder, script=script, prompt=len(raw.encode(prompt).ids), specials=list(specials)), seed=1)
+
+
+@case("eng-stop-not-in-reasoning")
+@pytest.mark.parametrize("specials", [(), ASIDE], ids=["markers that are text", "markers that are special tokens"])
+def test_a_stop_string_does_not_cut_the_reasoning(tmp_path: Path, case_id: str, specials: tuple[str, ...]) -> None:
+    with thinking(tmp_path, f"<think>{THOUGHT}</think>\n\nok END x", specials=specials) as engine:
+        options = {"stop": ["END"], "stop_outside": ASIDE, "max_tokens": 120}
+        made = engine.generate("ask", **options)
+        thought, answer = (THOUGHT, "\n\nok ") if specials else (f"<think>{THOUGHT}</think>", "\n\nok ")
+        assert (made.text, made.stop_string, made.finish_reason) == (thought + answer, "END", "stop")
+        events = list(engine.stream("ask", **options))
+        assert "".join(e.text for e in events if isinstance(e, TokenEvent)) == made.text
+        assert isinstance(events[-1], FinishEvent)
+        assert "ok END" not in engine.generate("ask", stop=["END"], max_tokens=120).text
+        assert engine.generate("ask", stop=["END"], max_tokens=120).text.endswith("well, ")  # without the option every match counts
+
+
+@case("eng-stop-not-in-reasoning")
+def test_reasoning_that_the_prompt_has_begun(tmp_path: Path, case_id: str) -> None:
+    with thinking(tmp_path, f"{THOUGHT}</think>ok END x", prompt="ask<think>\n") as engine:
+        made = engine.generate("ask<think>\n", stop="END", stop_outside=ASIDE, max_tokens=120)
+        assert (made.text, made.stop_string) == (f"{THOUGHT}</think>ok ", "END")
+
+
+@case("eng-stop-not-in-reasoning")
+def test_under_the_grammar_of_a_turn(tmp_path: Path, case_id: str) -> None:
+    grammar = Grammar.from_tools([{"name": "f", "parameters": {}}], format="qwen", reasoning="allowed")
+    with thinking(tmp_path, f"<think>{THOUGHT}</think>ok END x") as engine:
+        made = engine.generate("ask", grammar=grammar, stop=["END"], stop_outside=ASIDE, max_tokens=120)
+        assert (made.text, made.stop_string) == (f"<think>{THOUGHT}</think>ok ", "END")
+
+
+@case("eng-stop-not-in-reasoning")
+@pytest.mark.parametrize("wrong", ["<think>", ("<think>",), ("<a>", "<a>"), ("", "x"), ("a", 1), 3])
+def test_what_is_no_pair_of_texts_is_refused(case_id: str, wrong: object) -> None:
+    from agentkit.engine.config import SamplingParams
+
+    with pytest.raises(ValueError, match="stop_outside must be two different texts"):
+        SamplingParams(stop_outside=wrong)  # type: ignore[arg-type]
