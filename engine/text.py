@@ -62,17 +62,17 @@ class OutputText:
         if self._outside is None or mark is None or mark != self._outside[self._inside]:
             return self._take(self._detokenizer.push(token_id))
         delta = self._take(self._detokenizer.finish())
-        if self.stopped is None:
-            self._inside = not self._inside
-            delta += self._release(len(self._held))
+        if self.stopped is not None:
+            return delta
+        self._inside = not self._inside
+        delta += self._release(len(self._held))
         return delta + self._take(self._detokenizer.push(token_id))
 
     def finish(self) -> str:
         """The output is over: what had been held back, unless a stop string ended it."""
         if self.stopped is not None:
             return ""
-        delta = self._take(self._detokenizer.finish())
-        return delta if self.stopped is not None else delta + self._release(len(self._held))
+        return self._take(self._detokenizer.finish()) + self._release(len(self._held))  # nothing is held once a stop string has come
 
     def _take(self, piece: str) -> str:
         self._held += piece
@@ -114,8 +114,8 @@ class OutputText:
 
     def _open_suffix(self) -> int:
         """Length of the longest end of the held text that begins something looked for."""
-        words = () if self._outside is None else (self._outside[self._inside],)
-        words += () if self._inside else self._stop
+        markers = () if self._outside is None else (self._outside[self._inside],)
+        words = markers if self._inside else (*markers, *self._stop)
         longest = max((len(s) for s in words), default=1) - 1
         for n in range(min(longest, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-n:]) for s in words):
