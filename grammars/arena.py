@@ -32,6 +32,7 @@ Kernel = Callable[..., Any]
 _START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "pool": 1 << 18, "bank": 512}
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
 _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
+_BYTES = np.arange(256, dtype=np.uint8).reshape(256, 1)
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
 
@@ -164,6 +165,30 @@ class Arena:
     def advance_bytes(self, state: int, data: bytes) -> int:
         with self.lock:
             return int(self._run(kernels.advance_bytes, state, np.frombuffer(data, np.uint8)))
+
+    def derivatives(self, state: int) -> np.ndarray:
+        """int32 [256]: the state after each byte, 0 where it is not allowed."""
+        out = np.empty(256, np.int32)
+        with self.lock:
+            for byte, data in enumerate(_BYTES):
+                out[byte] = self._run(kernels.advance_bytes, state, data)
+        return out
+
+    def sequence(self, state: int) -> tuple[int, ...]:
+        """What is read one after the other from here; () where nothing is left."""
+        items = []
+        with self.lock:
+            nodes = self._mem[self._mem[layout.H_NODES] :]
+            while nodes[state * layout.STRIDE] == layout.A_SEQ:
+                first, state = nodes[state * layout.STRIDE + layout.N_A :][:2].tolist()
+                items.append(first)
+        return tuple(items) if state == layout.EPSILON else (*items, state)
+
+    def choices(self, state: int) -> tuple[int, ...]:
+        """The states of which this one is a choice; itself where it is none."""
+        with self.lock:
+            op, at, count = self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE :][:3].tolist()
+            return tuple(self._mem[self._mem[layout.H_POOL] + at :][:count].tolist()) if op == layout.A_ALT else (state,)
 
     def mask_row(self, state: int) -> int:
         """Row of the bank that holds the mask of `state`."""

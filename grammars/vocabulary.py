@@ -201,6 +201,11 @@ class Vocabulary:
         return symbol
 
     @property
+    def symbol_tokens(self) -> list[int]:
+        """The special tokens that grammars have used so far, by their symbol number."""
+        return [self.special_tokens[name] for name in self._symbols]
+
+    @property
     def longest(self) -> int:
         """Bytes of the longest token."""
         return int(self.array[layout.V_MAX_DEPTH])

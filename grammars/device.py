@@ -1,0 +1,369 @@
+"""What a device needs to follow grammars by itself: a pushdown automaton in dense tables, made from an arena's nodes as they are needed.
+
+An arena's node says everything that may still follow. Here it is taken apart into a *head*, what is being read, and *frames*, what is
+read when the head is over, the next one last: a head is then the same wherever it occurs, and recursion is a stack. A head is a choice
+of texts, each a sequence of nodes; what all of them have in common at the end is a frame. A head's row says for each symbol (256 bytes, then special tokens): DEAD, MISS (not handed over yet), or the next head and perhaps a
+frame to push. A head that may be over and cannot read a symbol gives way to the frame below. Where both could read it the two
+would have to be followed at once; that is a miss, and such a frame is not split off again.
+
+The host expands rows, walks them as the device does, and notes what has changed since it was last handed over. Everything else is a
+miss on the device, which the host answers from the arena. Inputs: arenas and their nodes. Knows nothing of torch, models or requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from agentkit.grammars.core import layout
+
+if TYPE_CHECKING:
+    from agentkit.grammars.arena import Arena
+    from agentkit.grammars.vocabulary import Vocabulary
+
+__all__ = ["DEAD", "MISS", "OVER", "SYMBOLS", "Changes", "Place", "Pushdown", "key_of", "token_symbols"]
+
+DEAD, MISS = -1, -2
+OVER = 0
+"""The head of which nothing is left to read."""
+SPECIALS = 32
+SYMBOLS = 256 + SPECIALS
+"""Columns of a row; special tokens beyond so many are misses."""
+TEXTS, MANY = 4, 16
+"""Texts of a head where it could be told in other nodes as well; where it could not."""
+FEW = 8
+"""Tokens that may come next, at most, for all of them to be followed ahead."""
+FOLLOWED = 4
+"""Tokens per state that are remembered as having come there."""
+PICKS = 1 << 14
+"""States for which they are remembered."""
+
+
+Text = tuple[int, ...]
+"""Nodes that are read one after the other."""
+Choice = tuple[Text, ...]
+"""What a head or frame is: texts of which one is read; sorted."""
+
+
+class Place(NamedTuple):
+    """Where a text stands: the head, and the frames below it, the deepest first."""
+
+    head: int
+    frames: tuple[int, ...] = ()
+
+
+@dataclass
+class Changes:
+    """What has been written since it was last handed over.
+
+    heads: numbers of rows of `moves` and `nullable`.   keys: entries of the map of masks.   rows: rows of the bank.
+    """
+
+    heads: set[int] = field(default_factory=set)
+    keys: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+class Pushdown:
+    """Heads, their rows, and the masks of places that are known.
+
+    states, rows: how many heads and mask rows there is room for. depth: frames that a place may have on the device.
+    Belongs to one thread. When something is full, `is_full` is true and what is new is a miss; `clear` begins anew.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, states: int = 1 << 14, rows: int = 1 << 12, depth: int = 64) -> None:
+        self.vocabulary = vocabulary
+        self.depth = depth
+        self.moves: np.ndarray = np.empty((states, SYMBOLS, 2), np.int32)
+        """int32 [states, SYMBOLS, 2]: next head, or DEAD or MISS; frame to push, or -1."""
+        self.nullable: np.ndarray = np.empty(states, np.int32)
+        self.bank: np.ndarray = np.zeros((rows, vocabulary.words), np.uint32)
+        """Masks, equal ones once."""
+        slots = 1 << (4 * rows - 1).bit_length()
+        self.keys: np.ndarray = np.empty(slots, np.int64)
+        self.row_of: np.ndarray = np.empty(slots, np.int32)
+        """The map of masks: open addressing by key_of(place); 0 is no key."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all heads, places and masks; places handed out before mean nothing any more."""
+        self.moves[:], self.nullable[:] = MISS, 0
+        self.moves[OVER], self.nullable[OVER] = DEAD, 1
+        self.keys[:] = 0
+        self.is_full = False
+        self.changes = Changes(heads={OVER})
+        self._numbers: dict[tuple[Arena, Choice], int] = {}
+        self._heads: list[tuple[Arena, Choice] | None] = [None]
+        self._derivatives: dict[tuple[Arena, int], np.ndarray] = {}
+        self._expanded: set[int] = {OVER}
+        self._pushers: dict[int, set[int]] = {}
+        self._joined: set[tuple[Arena, int]] = set()  # items before which nothing is split off
+        self._rows: dict[bytes, int] = {}
+        self._known = 0
+        self._picks: dict[tuple[Arena, int], deque[int]] = {}
+        self._todo: deque[int] = deque()
+
+    # -- heads --------------------------------------------------------------------------------------------------
+
+    def number(self, arena: Arena, choice: Choice) -> int:
+        """The number of a head or frame; MISS where there is no room for another one."""
+        if choice == ((),):
+            return OVER
+        number = self._numbers.get((arena, choice))
+        if number is None:
+            number = len(self._heads)
+            if number == len(self.nullable):
+                self.is_full = True
+                return MISS
+            self._numbers[arena, choice] = number
+            self._heads.append((arena, choice))
+            self.nullable[number] = any(all(map(arena.is_accepting, text)) for text in choice)
+            self.changes.heads.add(number)
+            self._todo.append(number)
+        return number
+
+    def expand(self, head: int) -> None:
+        """Fill the row of a head."""
+        if head not in self._expanded:
+            self._expanded.add(head)
+            self._write(head)
+
+    def _write(self, head: int) -> None:
+        """A head's row: for each symbol, what is left of its texts."""
+        entry = self._heads[head]
+        assert entry is not None
+        arena, row = entry[0], self.moves[head]
+        afters, rests = [], []
+        for text in entry[1]:
+            for k, item in enumerate(text):
+                afters.append(self._after(arena, item))
+                rests.append(text[k + 1 :])
+                if not arena.is_accepting(item):
+                    break
+        columns, which = np.unique(np.stack(afters), axis=1, return_inverse=True)
+        for k, column in enumerate(columns.T.tolist()):
+            pairs = [(node, rest) for node, rest in zip(column, rests, strict=True) if node]
+            left = {text + rest for node, rest in pairs for text in _texts(arena, node)}
+            if len(left) > TEXTS:  # texts that share their beginnings would multiply: choices stay the nodes that they are
+                left = {arena.sequence(node) + rest for node, rest in pairs}
+            move = (MISS, -1) if len(left) > MANY else (DEAD, -1)
+            if 0 < len(left) <= MANY:
+                choice, rest = self._split(arena, left)
+                following, frame = self.number(arena, choice), self.number(arena, (rest,))
+                move = (MISS, -1) if MISS in (following, frame) else (following, frame or -1)
+                if frame > 0:
+                    self._pushers.setdefault(frame, set()).add(head)
+            row[which.reshape(-1) == k] = move
+        self.changes.heads.add(head)
+
+    def _after(self, arena: Arena, item: int) -> np.ndarray:
+        """int32 [SYMBOLS]: the node after each symbol. A special token that no grammar has used when an item was made is none of its own."""
+        after = self._derivatives.get((arena, item))
+        if after is None:
+            after = self._derivatives[arena, item] = np.zeros(SYMBOLS, np.int32)
+            after[:256] = arena.derivatives(item)
+            specials = self.vocabulary.symbol_tokens[:SPECIALS]
+            after[256 : 256 + len(specials)] = [arena.advance_token(item, token) for token in specials]
+        return after
+
+    def _split(self, arena: Arena, texts: Collection[Text]) -> tuple[Choice, Text]:
+        """A choice of texts as a head, and what all of them end with, as far as it may be split off."""
+        first, *others = texts
+        common = max(map(len, texts)) - 1
+        for other in others:
+            common = min(common, _common_end(first, other))
+        common = min(common, len(first))
+        while common > 0 and (arena, first[len(first) - common]) in self._joined:
+            common -= 1
+        rest = first[len(first) - common :]
+        return tuple(sorted({text[: len(text) - common] for text in texts})), rest
+
+    def _join(self, frame: int) -> None:
+        """Never split a frame off again: it can begin with what may come before it."""
+        entry = self._heads[frame]
+        assert entry is not None
+        self._joined.update((entry[0], text[0]) for text in entry[1] if text)
+        for head in self._pushers.pop(frame, ()):
+            self._write(head)
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    def place(self, arena: Arena, node: int) -> Place | None:
+        """Where a text stands whose state is `node`; None where there is no room or the stack would be too deep."""
+        choice, rest = self._split(arena, _texts(arena, node))
+        frames: list[int] = []
+        end = len(rest)
+        for k in range(len(rest) - 1, -1, -1):
+            if k == 0 or (arena, rest[k]) not in self._joined:
+                frames.append(self.number(arena, (rest[k:end],)))
+                end = k
+        head = self.number(arena, choice)
+        return None if MISS in (head, *frames) or len(frames) > self.depth else Place(head, tuple(frames))
+
+    def follow(self, place: Place, symbols: Iterable[int]) -> Place | None:
+        """The place after `symbols`, expanding what is missing; None if they are not allowed or the device could not go there."""
+        head, frames = place.head, list(place.frames)
+        for symbol in symbols:
+            while True:
+                self.expand(head)
+                following, pushed = self.moves[head, symbol].tolist()
+                if following != DEAD or not self.nullable[head] or not frames:
+                    break
+                head = frames.pop()
+            if following < 0 or (self.nullable[head] and not self._is_alone(frames, symbol)):
+                return None
+            head = following
+            if pushed >= 0:
+                frames.append(pushed)
+                if len(frames) > self.depth:
+                    return None
+        return Place(head, tuple(frames))
+
+    def _is_alone(self, frames: Sequence[int], symbol: int) -> bool:
+        """Can no frame that may come now read the symbol, beside a head that does?"""
+        for frame in reversed(frames):
+            self.expand(frame)
+            if self.moves[frame, symbol, 0] != DEAD:
+                self._join(frame)
+                return False
+            if not self.nullable[frame]:
+                break
+        return True
+
+    def know(self, place: Place, arena: Arena, node: int) -> int:
+        """Note the mask of a place, whose state is `node`; the row of the bank, or MISS where there is no room."""
+        slot = self._slot(key_of(place))
+        if self.keys[slot]:
+            return int(self.row_of[slot])
+        if 2 * self._known >= len(self.keys):
+            self.is_full = True
+            return MISS
+        row = self._row(arena.mask(node))
+        if row >= 0:
+            self.keys[slot], self.row_of[slot] = key_of(place), row
+            self._known += 1
+            self.changes.keys.append(slot)
+        return row
+
+    def _slot(self, key: int) -> int:
+        """Where the map has `key`, or the free slot where it belongs."""
+        slot = (key >> 3) & (len(self.keys) - 1)
+        while self.keys[slot] not in (0, key):
+            slot = (slot + 1) & (len(self.keys) - 1)
+        return slot
+
+    def _row(self, mask: np.ndarray) -> int:
+        digest = hashlib.blake2b(mask.tobytes(), digest_size=16).digest()
+        row = self._rows.get(digest)
+        if row is None:
+            row = len(self._rows)
+            if row == len(self.bank):
+                self.is_full = True
+                return MISS
+            self._rows[digest], self.bank[row] = row, mask
+            self.changes.rows.append(row)
+        return row
+
+    # -- ahead of the device ------------------------------------------------------------------------------------
+
+    def noted(self, arena: Arena, node: int, token: int) -> None:
+        """Remember that `token` came in a state: it is likely to come there again."""
+        if len(self._picks) >= PICKS:
+            self._picks.clear()
+        self._picks.setdefault((arena, node), deque(maxlen=FOLLOWED)).append(token)
+
+    def look_ahead(self, place: Place, arena: Arena, node: int, tokens: int) -> None:
+        """Prepare what the device will want within the next `tokens` tokens: the masks of where the likely ones lead, and the way there.
+
+        Likely: all that may come where they are few (the forced one among them), and what came there before.
+        """
+        here = {(place, node)}
+        for _ in range(tokens):
+            there = set()
+            for at, state in here:
+                for token in self._likely(arena, state):
+                    after = arena.advance_token(state, token)
+                    following = self.follow(at, token_symbols(self.vocabulary, token)) if after else None
+                    if following is not None and self.know(following, arena, after) != MISS:
+                        there.add((following, after))
+            here = there
+
+    def _likely(self, arena: Arena, node: int) -> set[int]:
+        mask = arena.masks.get(node)
+        mask = arena.mask(node) if mask is None else mask
+        likely = set(self._picks.get((arena, node), ()))
+        words = np.flatnonzero(mask)
+        if len(words) <= FEW:
+            bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
+            if bits.sum() <= FEW:
+                likely.update((32 * words[w] + b).item() for w, b in np.argwhere(bits))
+        return likely - set(self.vocabulary.stop_token_ids)
+
+    def expand_some(self, count: int) -> int:
+        """Expand up to `count` further heads, those that were reached first; how many there were."""
+        done = 0
+        while done < count and self._todo and not self.is_full:
+            head = self._todo.popleft()
+            if head not in self._expanded:
+                self.expand(head)
+                done += 1
+        return done
+
+    def take_changes(self) -> Changes:
+        """What is to be handed over now."""
+        changes, self.changes = self.changes, Changes()
+        return changes
+
+
+def _texts(arena: Arena, node: int) -> list[Text]:
+    """A node as texts: those of a choice that all end alike, else one."""
+    choices = arena.choices(node)
+    if 1 < len(choices) <= TEXTS:
+        texts = [arena.sequence(choice) for choice in choices]
+        if all(texts) and all(text[-1] == texts[0][-1] for text in texts):
+            return texts
+    return [arena.sequence(node)]
+
+
+def _common_end(a: Text, b: Text) -> int:
+    """How many nodes at their ends are the same."""
+    count = 0
+    while count < min(len(a), len(b)) and a[-1 - count] == b[-1 - count]:
+        count += 1
+    return count
+
+
+def token_symbols(vocabulary: Vocabulary, token: int) -> tuple[int, ...]:
+    """The symbols that a token writes: its bytes, or one symbol for a special token; () for what a grammar never reads."""
+    data = vocabulary.text_of(token)
+    if data:
+        return tuple(data)
+    specials = vocabulary.symbol_tokens
+    return (256 + specials.index(token),) if token in specials[:SPECIALS] else ()
+
+
+_SIGN = 1 << 63
+
+
+def _signed(value: int) -> int:
+    return ((value + _SIGN) & (2 * _SIGN - 1)) - _SIGN
+
+
+def _mixed(value: int) -> int:
+    """splitmix64 (Steele et al., OOPSLA 2014) on signed numbers, with arithmetic shifts, so that every array library has it."""
+    value = _signed((value ^ (value >> 30)) * -4658895280553007687)
+    value = _signed((value ^ (value >> 27)) * -7723592293110705685)
+    return value ^ (value >> 31)
+
+
+def key_of(place: Place) -> int:
+    """64 bits that stand for a place, as the kernels compute them; never 0."""
+    key = _mixed(_signed(place.head + 1))
+    for height, frame in enumerate(place.frames):
+        key += _mixed(_signed((frame + 1) * 4294967296 + height))
+    return _signed(key) or 1
