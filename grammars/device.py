@@ -2,9 +2,10 @@
 
 An arena's node says everything that may still follow. Here it is taken apart into a *head*, what is being read, and *frames*, what is
 read when the head is over, the next one last: a head is then the same wherever it occurs, and recursion is a stack. A head is a choice
-of texts, each a sequence of nodes; what all of them have in common at the end is a frame. A head's row says for each symbol (256 bytes, then special tokens): DEAD, MISS (not handed over yet), or the next head and perhaps a
-frame to push. A head that may be over and cannot read a symbol gives way to the frame below. Where both could read it the two
-would have to be followed at once; that is a miss, and such a frame is not split off again.
+of texts, each a sequence of nodes; what all of them have in common at the end is a frame. A head's row says for each symbol (256
+bytes, then special tokens): DEAD, MISS (not handed over yet), or the next head and perhaps a frame to push. A head that may be over
+and cannot read a symbol gives way to the frame below. Where both could read it the two would have to be followed at once; that is a
+miss, and such a frame is not split off again.
 
 The host expands rows, walks them as the device does, and notes what has changed since it was last handed over. Everything else is a
 miss on the device, which the host answers from the arena. Inputs: arenas and their nodes. Knows nothing of torch, models or requests.
@@ -19,8 +20,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-from agentkit.grammars.core import layout
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena

@@ -171,7 +171,7 @@ def test_what_is_not_handed_over_is_a_miss_and_changes_nothing(backend: ModuleTy
         status.zero_()
     backend.advance(tables, states, status, torch.tensor([5, STOP, 5, 5], device=DEVICE))
     assert status.tolist() == [FINE, MISSED, FINE, FINE]
-    host, tables, states, _, _ = prepared(GRAMMARS["deep"], known=False, depth=3)
+    _, tables, states, _, _ = prepared(GRAMMARS["deep"], known=False, depth=3)
     status.zero_()
     seen = []
     for _ in range(6):
