@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agentkit", "engine", "grammars", "tools")
 AHEAD = {  # part of the installation from the start, imported once the feature is there
     "httpx": "remote servers",
-    "triton": "kernels on the GPU",
 }
 KNOWN = {
     "triton": "triton",  # not installed everywhere, so its distribution cannot be looked up
