@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from agentkit.engine import Engine
 from tests.engine.loaded import loaded_model
@@ -64,3 +65,15 @@ def test_prefix_caching_measures_and_draws(tmp_path: Path, root: Path, capsys: p
     assert len(cold) == len(warm) == 2
     module.draw(cold, warm)
     assert capsys.readouterr().out.count("█") > 60
+
+
+def test_flash_attention_compares_and_says_what_does_not_fit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, cpu = example(root, "flash_attention"), torch.device("cpu")
+    monkeypatch.setattr(module, "free_bytes", lambda device: module.needed(100, 3, 4))
+    found = module.compare([70, 130], 3, 1, 16, cpu)
+    assert all(figures.error < 1e-5 for length in (70, 130) for figures in found[length].values() if isinstance(figures, module.Figures))
+    assert found[130]["standard"] == module.needed(130, 3, 4)
+    lines = module.table(found)
+    assert len(lines) == 7
+    assert "does not fit: it needs 0.0 GB" in lines[4]
+    assert "x" in lines[2]
