@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentkit.engine.config import EngineConfig, SamplingParams
     from agentkit.engine.engine import Engine
-    from agentkit.engine.kv_policy import Streaming, Window
+    from agentkit.engine.kv_policy import H2O, Streaming, Window
     from agentkit.engine.metrics import EngineStats
     from agentkit.engine.pins import Pin
     from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, TokenLogprob, Usage
 
 __all__ = [
+    "H2O",
     "Engine",
     "EngineConfig",
     "EngineStats",
@@ -34,6 +35,7 @@ __all__ = [
 _HOMES = {
     "Engine": "agentkit.engine.engine",
     "EngineConfig": "agentkit.engine.config",
+    "H2O": "agentkit.engine.kv_policy",
     "Streaming": "agentkit.engine.kv_policy",
     "Window": "agentkit.engine.kv_policy",
     "Pin": "agentkit.engine.pins",

@@ -23,7 +23,7 @@ from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES
 from agentkit.engine.kv_format import encode, is_mixed, mixed, row_dim
 from agentkit.engine.kv_policy import Reach
-from agentkit.engine.run_attention import Sight, Tree, attend_run, attend_sinks, merge, runs_of, tree_of
+from agentkit.engine.run_attention import Sight, Tree, attend_and_sum, attend_run, attend_sinks, merge, runs_of, tree_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloat16: torch.uint16, torch.int8: torch.int8, torch.uint8: torch.uint8}
@@ -38,12 +38,17 @@ class PagedSequence(Protocol):
 
 
 class PagedPool(Protocol):
-    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py. reach: what of them a token sees."""
+    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py. reach: what of them a token sees.
+
+    sums [S]: where attention decides what is kept, what each slot has received is added up there; else None.
+    """
 
     @property
     def data(self) -> torch.Tensor: ...
     @property
     def reach(self) -> Reach: ...
+    @property
+    def sums(self) -> torch.Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class BatchAttention:
     """Causal attention for the tokens of several spans, concatenated along T; one object per forward.
 
     spans: (sequence, offset, count): `count` tokens at the positions offset, offset+1, ...; everything before is in the pool, as far as
-    the pool's reach needs it.
+    the pool's reach needs it. Where attention decides what is kept, positions are places among what is left.
     Called as attend(layer, q, k, v, window=, scale=, softcap=, sinks=) with q [T, H, D], k and v [T, KV, D] -> [T, H, D].
     window: a token sees itself and the window-1 before it; None: everything; the pool's reach may narrow it.
     softcap: logits become cap*tanh(x/cap).
@@ -87,6 +92,7 @@ class BatchAttention:
     def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]], parents: Sequence[Sequence[int]] | None = None) -> None:
         self._data = pool.data
         self._reach = pool.reach
+        self._sums = pool.sums
         self._spans = tuple(spans)
         self._trees = [tree_of(tree, offset + count) for tree, (_, offset, count) in zip(parents, spans, strict=True)] if parents else [None] * len(spans)
         self._plan: Plan | None = None
@@ -94,6 +100,8 @@ class BatchAttention:
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
+        if self._sums is not None:
+            return None
         if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and row_dim(self._data) % LANES == 0 and supported():
             self._plan = _plan(self._data, self._spans, self._trees, self._positions, group, self._reach)
         return self._plan
@@ -151,12 +159,18 @@ class BatchAttention:
 
     def _by_runs(self, layer: int, q: torch.Tensor, sight: Sight, cap: tuple[float, float | None], extra: torch.Tensor | None) -> torch.Tensor:
         """q [T, H, D] of all spans, by torch. extra [H]: scores without a value."""
+        if self._sums is not None and layer == 0:
+            self._sums[self._slots] = 0.0
         mix = mixed if is_mixed(self._data.dtype) else _as_it_is
         back = mix(_turned_back(q, self._back(layer))) if sight.sinks else q
         q, positions = mix(q), torch.from_numpy(self._positions).to(q.device)
         out, start = torch.empty_like(q), 0
         for (sequence, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
             own = slice(start, start + count)
+            if self._sums is not None:
+                out[own] = attend_and_sum(self._data[layer], q[own], runs, self._sums, cap, extra)
+                start += count
+                continue
             found = [attend_run(self._data[layer], q[own], run, (offset, positions[own]), tree, sight, cap) for run in runs]
             if sight.sinks:
                 found.append(attend_sinks(self._data[layer], back[own], sequence.pages, positions[own], sight, cap))

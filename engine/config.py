@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from agentkit.engine.kv_policy import FORMATS, Policy, Streaming, Window, check_format
+from agentkit.engine.kv_policy import FORMATS, H2O, Policy, Streaming, Window, check_format
 from agentkit.engine.speculation.setting import check_speculation
 
 SEED_BITS = 64
@@ -165,7 +165,7 @@ class EngineConfig:
 
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
     speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
-    weights, kv: "auto", or one of WEIGHTS, KV below, or for kv a policy: Window, Streaming (kv_policy.py); anything else is refused by name.
+    weights, kv: "auto", or one of WEIGHTS, KV below, or for kv a policy: Window, Streaming, H2O (kv_policy.py); anything else is refused by name.
         weights: "fp32" as loaded; "fp16" half-precision matrices (on a GPU the whole model); "int8", "int4" blocks of 8 or 4 bits with float32 activations,
         as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
         processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
@@ -215,8 +215,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")
-        if not isinstance(self.kv, Window | Streaming):
+        if not isinstance(self.kv, Window | Streaming | H2O):
             check_format(self.kv)
+        if isinstance(self.kv, H2O):
+            self._check_h2o()
         check_seed(self.seed)
         if isinstance(self.kv_memory, float):
             _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
@@ -234,6 +236,15 @@ class EngineConfig:
             _flag(name, getattr(self, name))
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
+
+    def _check_h2o(self) -> None:
+        """What a request keeps under H2O depends on what it has read since, so nothing can be shared, guessed at, or promised to the bit."""
+        if self.prefix_caching:
+            raise ValueError(f"kv={self.kv}: what is kept depends on the whole text, so no prefix can be shared; pass prefix_caching=False with it")
+        if self.speculation not in ("auto", "off"):
+            raise ValueError(f"kv={self.kv}: guesses would count as attention paid, so speculation={self.speculation!r} is not available; leave it out")
+        if self.deterministic:
+            raise ValueError(f"kv={self.kv} sums attention by torch, whose last digits depend on the batch, so deterministic=True is not available")
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -27,7 +27,7 @@ from agentkit.engine.device_runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv import KVPool, KVShape, most_pages
-from agentkit.engine.kv_policy import Policy, Streaming, reach_of
+from agentkit.engine.kv_policy import H2O, Policy, Streaming, reach_of
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
@@ -139,7 +139,7 @@ class Engine:
         folder = None if cache_dir is None else Path(cache_dir)
         self.heads_digest = partial(fingerprint, loaded, "")  # heads fit a model however its weights are held
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
-        self._scheduler.speculate(self._speculator_for(speculation))
+        self._scheduler.speculate(self._speculator_for("off" if speculation == "auto" and isinstance(kv, H2O) else speculation))
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
         file = None if prefix_file is None else Path(prefix_file).expanduser()

@@ -79,6 +79,8 @@ class Intake:
         Raises ContextTooLong, BudgetTooSmall, and ValueError for a biased token that the model does not have.
         """
         self._check_size(prompt, params.max_tokens)
+        if params.n > 1 and self._pool.reach.budget is not None:
+            raise ValueError(f"n={params.n}: outputs cannot share their prompt with kv=H2O(...), which keeps other parts of it for each; ask {params.n} times")
         wrong = next((t for t in params.logit_bias if t >= self._loaded.config.vocab_size), None)
         if wrong is not None:
             raise ValueError(f"logit_bias has the token id {wrong}, but this model's ids go from 0 to {self._loaded.config.vocab_size - 1}")

@@ -12,114 +12,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_format import row_size
-from agentkit.engine.kv_policy import Reach
+from agentkit.engine.kv_policy import STEP, Reach
+from agentkit.engine.kv_sequence import CHUNK, GONE, KVSequence, KVShape, most_pages, pages_for
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
 from agentkit.errors import EngineError
 
-__all__ = ["PAGE", "KVPool", "KVSequence", "KVShape"]
+__all__ = ["CHUNK", "PAGE", "KVPool", "KVSequence", "KVShape", "most_pages", "pages_for"]
 
 
 LOADER = 1
 """Number of whoever puts pages there that no sequence computed."""
-GONE = -1
-"""Stands in a sequence's list for a page that it has given back."""
-CHUNK = 512
-"""Tokens that a sequence may be given room for at once, beside what it keeps."""
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """layers, kv_heads, head_dim of the model; dtype and device of keys and values. dtype: see kv_format.py."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @property
-    def row(self) -> int:
-        """Stored numbers of one position and head."""
-        return row_size(self.dtype, self.head_dim, self.device)
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.row * self.dtype.itemsize
-
-    @property
-    def bytes_per_page(self) -> int:
-        return self.bytes_per_token * PAGE
-
-
-def pages_for(tokens: int) -> int:
-    """Pages that `tokens` positions take."""
-    return -(-tokens // PAGE)
-
-
-def most_pages(reach: Reach, tokens: int) -> int:
-    """Pages that a sequence of so many tokens holds at most at any time."""
-    if reach.kept is None:
-        return pages_for(tokens)
-    return min(pages_for(tokens), pages_for(reach.sinks) + pages_for(reach.kept + CHUNK) + 1)
-
-
-class KVSequence:
-    """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only.
-
-    Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE. `pages` may reach beyond `length`: room that `reserve` made.
-    `nodes`: those of `pages`, from the first on, that are in the prefix tree. Pages from the sinks up to `first_page` are GONE.
-    """
-
-    def __init__(self, number: int, root: Node, room: int) -> None:
-        self.number = number
-        self.root = root
-        self.room = room  # tokens it may have in all, as far as known: where to look for space
-        self.pages: list[int] = []
-        self.tokens: list[int] = []
-        self.nodes: list[Node] = []
-        self.made: list[Node] = []  # of the nodes, those this sequence put into the tree
-        self.first_page = 0
-
-    @property
-    def length(self) -> int:
-        """Tokens whose keys and values are complete in every layer."""
-        return len(self.tokens)
-
-    @property
-    def capacity(self) -> int:
-        """Positions there are pages for."""
-        return len(self.pages) * PAGE
-
-    @property
-    def last_node(self) -> Node:
-        return self.nodes[-1] if self.nodes else self.root
-
-    @property
-    def held(self) -> set[int]:
-        """Pages that it holds."""
-        return {page for page in self.pages if page != GONE}
-
-    def slots(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Runs [first, last) of neighbouring slots that hold positions start .. end, in order."""
-        runs: list[tuple[int, int]] = []
-        at = start
-        while at < end:
-            first = self.pages[at // PAGE] * PAGE + at % PAGE
-            until = min(end, (at // PAGE + 1) * PAGE)
-            last = first + until - at
-            if runs and runs[-1][1] == first:
-                runs[-1] = (runs[-1][0], last)
-            else:
-                runs.append((first, last))
-            at = until
-        return runs
 
 
 class KVPool:
@@ -130,6 +37,7 @@ class KVPool:
     nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
     data: [L, 2, KV, S, row], S = pages * PAGE slots; keys at 0, values at 1. row: head_dim, in 8 bits with the scale behind it.
+    sums: [S] attention that each slot has received since it was written; None where nothing is chosen by it.
     """
 
     def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake, reach: Reach | None = None) -> None:
@@ -141,6 +49,7 @@ class KVPool:
             self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.row, dtype=shape.dtype, device=shape.device)
         except RuntimeError as error:  # what torch raises where memory cannot be had, also on a GPU
             raise EngineError(f"{slots * shape.bytes_per_token} bytes for keys and values cannot be had on {shape.device}; lower kv_memory") from error
+        self.sums = None if self.reach.budget is None else torch.zeros(slots, device=shape.device)
         self._pages = PageAllocator(self.page_count)
         self.tree = PrefixTree(self._pages, enabled=prefix_caching, digest=digest)
         self._live: dict[int, KVSequence] = {}
@@ -211,6 +120,10 @@ class KVPool:
         self._drop(sequence)
         return sequence
 
+    def room(self, sequence: KVSequence) -> int | None:
+        """How many tokens a forward may append at most; None: any number. Where attention decides what stays, it does so at fixed places."""
+        return None if self.reach.budget is None else self.reach.budget - sequence.place
+
     def adopt(self, sequence: KVSequence, token_ids: Sequence[int]) -> int:
         """Takes over pages of `token_ids` that others have computed since; returns how many tokens that adds."""
         before = sequence.length
@@ -235,7 +148,7 @@ class KVPool:
 
     def reserve(self, sequence: KVSequence, length: int) -> bool:
         """Makes positions sequence.length .. length writable: pages of its own. False, and nothing done, if there are too few."""
-        at = sequence.length
+        at, length = sequence.place, length - sequence.dropped
         shared = at % PAGE != 0 and self._pages.references[sequence.pages[at // PAGE]] > 1
         missing = max(0, pages_for(length) - len(sequence.pages))
         if missing + shared > self._pages.free:
@@ -254,8 +167,8 @@ class KVPool:
 
     def commit(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
         """The next len(token_ids) positions have been written in every layer, for these tokens; full pages can be shared now."""
-        if sequence.length + len(token_ids) > sequence.capacity:
-            raise IndexError(f"{len(token_ids)} tokens after {sequence.length} do not fit into {sequence.capacity} slots; reserve them first")
+        if sequence.place + len(token_ids) > sequence.capacity:
+            raise IndexError(f"{len(token_ids)} tokens after {sequence.place} do not fit into {sequence.capacity} slots; reserve them first")
         before = sequence.length // PAGE
         sequence.tokens.extend(token_ids)
         for index in range(before, sequence.length // PAGE):
@@ -279,7 +192,7 @@ class KVPool:
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
         """Forgets everything from position `length` on; whole pages behind it are given back."""
-        if not 0 <= length <= sequence.length:
+        if not sequence.dropped <= length <= sequence.length:
             raise IndexError(f"cannot truncate a sequence of {sequence.length} tokens to {length}")
         if self.reach.lowest(length) < sequence.first_page * PAGE:
             raise IndexError(f"cannot truncate to {length} tokens: pages up to position {sequence.first_page * PAGE} are gone")
@@ -344,7 +257,8 @@ class KVPool:
         self.tree.check_invariants()
         wanted = [0] * self.page_count
         for sequence in self._live.values():
-            assert sequence.length <= sequence.capacity, f"{sequence.length} tokens in {sequence.capacity} slots"
+            assert sequence.place <= sequence.capacity, f"{sequence.place} tokens in {sequence.capacity} slots"
+            assert self.reach.budget is None or sequence.place < self.reach.budget, "more positions than the budget"
             gone = range(pages_for(self.reach.sinks), sequence.first_page)
             assert len(sequence.held) == len(sequence.pages) - len(gone), "a sequence holds a page twice, or lacks one"
             assert all((page == GONE) == (index in gone) for index, page in enumerate(sequence.pages)), "a page is gone that is still seen"
@@ -402,11 +316,24 @@ class KVPool:
 
     def _drop(self, sequence: KVSequence) -> None:
         """Gives back the pages that no token to come can see."""
+        if self.sums is not None and sequence.place == self.reach.budget:
+            self._thin(sequence, self.sums)
         until = self.reach.lowest(sequence.length) // PAGE
         for index in range(max(sequence.first_page, pages_for(self.reach.sinks)), until):
             self._give_back(sequence.pages[index])
             sequence.pages[index] = GONE
         sequence.first_page = max(sequence.first_page, until)
+
+    def _thin(self, sequence: KVSequence, sums: torch.Tensor) -> None:
+        """Drops the STEP places with least attention, the recent ones apart; the others move together, in order."""
+        slots = torch.tensor([slot for first, last in sequence.slots(0, sequence.place) for slot in range(first, last)], device=sums.device)
+        older = len(slots) - self.reach.recent
+        heavy = sums[slots[:older]].topk(older - STEP).indices.sort().values
+        kept = torch.cat((slots[heavy], slots[older:]))
+        self.data[:, :, :, slots[: len(kept)]] = self.data[:, :, :, kept]
+        sums[slots[: len(kept)]] = sums[kept]
+        sequence.dropped += STEP
+        self._cut(sequence, pages_for(sequence.place))
 
     def _swap(self, sequence: KVSequence, index: int, node: Node) -> None:
         """The page's contents are in the tree: if in another page, that one is used from now on."""

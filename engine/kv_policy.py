@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FORMATS = ("auto", "fp32", "fp16", "bf16", "int8", "fp8")
 """How keys and values are held: see kv_format.py."""
 LEAST_WINDOW = 32
+STEP = 32
+"""Positions that H2O drops at once."""
 MOST_SINKS = 256
 
 
@@ -54,7 +56,29 @@ class Streaming:
         check_format(self.format)
 
 
-Policy = Window | Streaming
+@dataclass(frozen=True)
+class H2O:
+    """Heavy hitters (Zhang et al. 2023, arXiv:2306.14048): at most `budget` positions, the last `recent` of them and those that were attended to most.
+
+    Attention is summed per position over layers, heads and all tokens computed since. Whenever the budget is full, the STEP positions that
+    have received least, the recent ones apart, are dropped: the same ones in all layers, since pages hold all layers. What stays keeps its
+    position, so the model's context is the limit of a text.
+    recent: None: half of the budget.   format: as above.   Raises ValueError.
+    """
+
+    budget: int = 512
+    recent: int | None = None
+    format: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check("budget", self.budget, 4 * STEP)
+        if self.recent is None:
+            object.__setattr__(self, "recent", self.budget // 2)
+        _check("recent", self.recent, 1, self.budget - 2 * STEP)
+        check_format(self.format)
+
+
+Policy = Window | Streaming | H2O
 
 
 @runtime_checkable
@@ -73,12 +97,15 @@ class Reach:
 
     window: positions that a token sees in any layer, its own included, beside the model's own windows; None: no limit.
     kept: the widest window of any layer; None: one sees everything.    sinks: first keys seen beside the window.
+    budget, recent: see H2O; None: nothing is chosen by attention.
     ropes, rope_of_layer: inverse frequencies of the model's rotary embeddings, and which of them each layer uses; only where there are sinks.
     """
 
     window: int | None = None
     kept: int | None = None
     sinks: int = 0
+    budget: int | None = None
+    recent: int = 0
     ropes: tuple[tuple[float, ...], ...] = ()
     rope_of_layer: tuple[int, ...] = ()
 
@@ -98,6 +125,11 @@ def reach_of(policy: str | Policy, config: ModelShape, reader: str = "cpu") -> R
         raise EngineError(f"kv={policy} works on the CPU, with attention='flash', only; with {reader} choose a format, such as kv='int8'")
     if isinstance(policy, str):
         return Reach(kept=_widest(config.windows))
+    if isinstance(policy, H2O):
+        if any(window is not None for window in config.windows):
+            raise EngineError(f"{policy} does not suit this model: its layers have windows of their own, and what H2O keeps has gaps; Window suits it")
+        assert policy.recent is not None
+        return Reach(budget=policy.budget, recent=policy.recent)
     windows = [policy.window if own is None else min(own, policy.window) for own in config.windows]
     reach = Reach(window=policy.window, kept=_widest(windows))
     if isinstance(policy, Window):

@@ -91,6 +91,33 @@ def attend_sinks(data: torch.Tensor, q: torch.Tensor, pages: Sequence[int], posi
     return _partial(q, keys, values, mask, *cap)
 
 
+def attend_and_sum(
+    data: torch.Tensor, q: torch.Tensor, runs: Sequence[tuple[int, int, int]], sums: torch.Tensor, cap: tuple[float, float | None], extra: torch.Tensor | None
+) -> torch.Tensor:
+    """q [T, H, D], the last T of the places in `runs`, over all of them; adds what each slot receives, over heads and tokens, to sums [S].
+
+    extra [H]: scores without a value. Keys are as few as a budget, so the probabilities are made as they are.
+    """
+    tokens, heads, dim = q.shape
+    scale, softcap = cap
+    keys, values = (torch.cat([decode(data[i, :, slot : slot + length], torch.float32) for _, slot, length in runs], 1) for i in (0, 1))  # [KV, N, D]
+    kv, count = keys.shape[:2]
+    queries = q.float().view(tokens, kv, heads // kv, dim).permute(1, 2, 0, 3).reshape(kv, -1, dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale).view(kv, heads // kv, tokens, count)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores += torch.full((tokens, count), -torch.inf, device=q.device).triu_(count - tokens + 1)
+    if extra is not None:
+        scores = torch.cat((scores, extra.float().view(kv, -1, 1, 1).expand(*scores.shape[:3], 1)), -1)
+    weights = scores.softmax(-1)[..., :count]
+    received, at = weights.sum((0, 1, 2)), 0
+    for _, slot, length in runs:
+        sums[slot : slot + length] += received[at : at + length]
+        at += length
+    out = torch.bmm(weights.reshape(kv, -1, count), values).view(kv, heads // kv, tokens, dim)
+    return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim).to(q.dtype)
+
+
 def merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """Attention over the union of disjoint sets of keys, from (out [T, H, D], log-sum-exp [T, H]) over each of them.
 

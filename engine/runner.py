@@ -94,7 +94,7 @@ class TorchRunner:
                 tokens.extend(span.draft.tokens)
                 positions.extend(start + count - 1 + depth for depth in span.draft.depths)
         trees = [span.draft.parents if span.draft is not None else () for span in spans]
-        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.length, span.size) for span in spans], trees)
+        attend = BatchAttention(self._pool, [(span.sequence, span.sequence.place, span.size) for span in spans], trees)
         with torch.inference_mode():
             ids, places = (torch.tensor(x, dtype=torch.long, device=self._device) for x in (tokens, positions))
             logits = self._forward(spans, ids, places, attend, rows)

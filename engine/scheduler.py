@@ -109,7 +109,9 @@ class Scheduler:
                 self._fail(request, error)
 
     def speculate(self, speculator: Speculator | None) -> None:
-        """Drafts by `speculator` from now on, for the requests that run, too."""
+        """Drafts by `speculator` from now on, for the requests that run, too. Raises EngineError where guesses would count as attention paid."""
+        if speculator is not None and self.pool.reach.budget is not None:
+            raise EngineError("kv=H2O(...) keeps what has been attended to, and guesses would count; only speculation='off' is available with it")
         if self._speculator is not None:
             for request in self.running:
                 self._speculator.release(request)
@@ -213,6 +215,8 @@ class Scheduler:
         claimed: set[bytes] = set()
         for request in sorted(self.running, key=_rank):
             gap = len(request.tokens) - request.computed
+            if request.sequence is not None and (room := self.pool.room(request.sequence)) is not None:
+                gap = min(gap, room)
             if gap > DECODE_GAP:
                 gap -= self._adopt(request)
             if gap <= DECODE_GAP:

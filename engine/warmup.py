@@ -88,7 +88,7 @@ def _run_attention(kv: torch.dtype) -> None:
 
 
 def _pool(kv: torch.dtype) -> Any:
-    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), reach=Reach())
+    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), reach=Reach(), sums=None)
 
 
 def _sequence() -> Any:

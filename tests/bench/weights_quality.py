@@ -34,7 +34,7 @@ WINDOW = 512
 def logits(model: Any, ids: torch.Tensor, kv: torch.dtype) -> torch.Tensor:
     """[T, V], each window of 512 tokens by itself."""
     c = model.config
-    pool: Any = SimpleNamespace(data=torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, row_size(kv, c.head_dim), dtype=kv), reach=Reach())
+    pool: Any = SimpleNamespace(data=torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, row_size(kv, c.head_dim), dtype=kv), reach=Reach(), sums=None)
     sequence: Any = SimpleNamespace(pages=list(range(WINDOW // PAGE)))
     with torch.inference_mode():
         parts = [model.forward(part, torch.arange(len(part)), BatchAttention(pool, [(sequence, 0, len(part))]), None) for part in ids.split(WINDOW)]

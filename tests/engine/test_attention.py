@@ -43,6 +43,7 @@ class Pool:
     def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
         self.data = torch.full((2, 2, kv, pages * PAGE, dim), torch.nan, dtype=dtype)
         self.reach = Reach()
+        self.sums = None
 
 
 PAGES = {"one run": [4, 5, 6, 7, 8], "scattered": [9, 2, 7, 3, 0], "two runs": [6, 7, 1, 2, 3]}

@@ -108,6 +108,7 @@ class OnePool:
     def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype) -> None:
         self.data = torch.full((1, 2, kv, pages * PAGE, row_size(dtype, dim)), 127, dtype=dtype)
         self.reach = Reach()
+        self.sums = None
 
 
 @pytest.mark.parametrize("kernels", [pytest.param(True, marks=kernels_only), False])

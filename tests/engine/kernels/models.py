@@ -95,6 +95,7 @@ class Pool:
     def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32, policy: str | Policy = "auto") -> None:
         c = model.config
         self.reach = reach_of(policy, c)
+        self.sums = None
         self.data = torch.full(
             (c.num_layers, 2, c.num_kv_heads, pages * PAGE, row_size(dtype, c.head_dim)), torch.nan if dtype.is_floating_point else 127, dtype=dtype
         )

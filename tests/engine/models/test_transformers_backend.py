@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import BaseModel, Field
 
-from agentkit.engine import Engine, Generation
+from agentkit.engine import Engine, Generation, Streaming, Window
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import LoadedModel, load_model
@@ -161,6 +161,26 @@ def test_logits_equal_the_models_own_attention(family: Case) -> None:
         expected = family.theirs(torch.tensor([ids])).logits[0]
         assert expected.std() > 0.05
         assert float((torch.cat(kept) - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+@torch.no_grad()
+def test_windows_and_eight_bits_work_and_streaming_is_refused_by_name(tmp_path: Path) -> None:
+    theirs = save(tmp_path, "Olmo2Config", {})
+    ids = prompt(5, 150)
+    distance = torch.arange(150)[:, None] - torch.arange(150)
+    mask = torch.zeros(1, 1, 150, 150).masked_fill_((distance < 0) | (distance >= 48), -torch.inf)
+    wanted = theirs(torch.tensor([ids]), attention_mask=mask).logits[0]
+    for kv, bound in ((Window(48), 1e-4), (Window(48, format="int8"), 0.1)):
+        with Engine(str(tmp_path), kv=kv, prefix_caching=False) as engine:
+            pool, runner = engine._scheduler.pool, engine._scheduler._runner
+            sequence, rows = pool.start(ids), []
+            for start, end in ((0, 70), (70, 71), (71, 150)):
+                assert pool.reserve(sequence, end)
+                rows.append(torch.from_numpy(runner.execute([Span(sequence, tuple(ids[start:end]), rows=end - start)])[0]))
+            assert float((torch.cat(rows) - wanted).abs().max() / wanted.abs().max()) < bound
+            assert len(sequence.held) <= 3
+    with pytest.raises(EngineError, match="runs through transformers"):
+        Engine(str(tmp_path), kv=Streaming(4, 48))
 
 
 def test_says_that_transformers_runs_it_and_the_native_decoder_where_there_is_one(tmp_path: Path) -> None:
