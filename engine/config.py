@@ -165,10 +165,13 @@ class EngineConfig:
 
     model: name, folder, file or hub id.      device: "auto", "cpu", "cuda" or "cuda:N".
     speculation: who guesses tokens ahead, "off", "auto" or a setting of speculation/setting.py. Outputs are the same with any.
-    weights, kv: "auto", or one of WEIGHTS, KV below, or for kv a policy: Window, Streaming, H2O (kv_policy.py); anything else is refused by name.
-        weights: "fp32" as loaded; "fp16" half-precision matrices (on a GPU the whole model); "int8", "int4" blocks of 8 or 4 bits with float32 activations,
-        as a GGUF file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the
-        processor runs them fast, else float32 on the CPU and bfloat16 on a GPU.
+    weights, activations, kv: "auto", or one of WEIGHTS, ACTIVATIONS, KV below, or for kv a policy: Window, Streaming, H2O (kv_policy.py); anything
+        else is refused by name.
+        weights: "fp32" as loaded; "fp16" half-precision matrices (on a GPU the whole model); "int8", "int4" blocks of 8 or 4 bits, as a GGUF
+        file holds them or else rounded (see weights/choose.py); "auto" is the blocks of a quantised file where the processor runs them
+        fast, else float32 on the CPU and bfloat16 on a GPU.
+        activations: what blocks are multiplied by, rounded by groups of 32: "int16" ("auto"; as good as float32) or, for matrices of 4
+        bits, "int8", which is faster and costs some quality (docs/performance.md). Matrices of 8 bits and the head always meet 16.
         attention: "flash", or "standard": the scores of all pairs of tokens as one matrix, for comparison; slow, and memory grows with the square.
         kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
         8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
@@ -189,6 +192,7 @@ class EngineConfig:
     model: str
     speculation: str = "auto"
     weights: str = "auto"
+    activations: str = "auto"
     kv: str | Policy = "auto"
     attention: str = "flash"
     seed: int | None = None
@@ -206,12 +210,13 @@ class EngineConfig:
     deterministic: bool = False
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
+    ACTIVATIONS = ("auto", "int16", "int8")
     ATTENTION = ("flash", "standard")
     KV = FORMATS
 
     def __post_init__(self) -> None:
         check_speculation(self.speculation)
-        for name, allowed in (("weights", self.WEIGHTS), ("attention", self.ATTENTION)):
+        for name, allowed in (("weights", self.WEIGHTS), ("activations", self.ACTIVATIONS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")

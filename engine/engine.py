@@ -64,7 +64,7 @@ class Engine:
     """A language model in this process.
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
-    speculation, weights, kv, attention, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
+    speculation, weights, activations, kv, attention, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
         deterministic: see EngineConfig.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
@@ -82,6 +82,7 @@ class Engine:
         *,
         speculation: str = "auto",
         weights: str = "auto",
+        activations: str = "auto",
         kv: str | Policy = "auto",
         attention: str = "flash",
         seed: int | None = None,
@@ -102,6 +103,7 @@ class Engine:
             model=model.name if isinstance(model, LoadedModel) else str(model),
             speculation=speculation,
             weights=weights,
+            activations=activations,
             kv=kv,
             attention=attention,
             seed=seed,
@@ -122,7 +124,7 @@ class Engine:
             raise ValueError(f"device={device!r}, but this model has been loaded on {loaded.model.device}; leave device out, or load it there")
         if loaded.model.device.type == "cpu":
             compile_kernels_once(progress)
-        loaded = with_weights(loaded, weights)
+        loaded = with_weights(loaded, weights, activations)
         if deterministic and not isinstance(loaded.model, PackedDecoder):
             raise EngineError(f"deterministic=True needs weights='int8' or 'int4' on the CPU; {type(loaded.model).__name__} rounds by batch")
         packed = isinstance(loaded.model, PackedDecoder)
@@ -143,7 +145,8 @@ class Engine:
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
         self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
         file = None if prefix_file is None else Path(prefix_file).expanduser()
-        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, weights if isinstance(kv, str) else f"{weights}, {kv}"), file)
+        held_as = f"{weights}, activations {activations}" + ("" if isinstance(kv, str) else f", {kv}")
+        self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, held_as), file)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
         self.load_s = self._intake.load_s = time.perf_counter() - start

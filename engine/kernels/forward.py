@@ -4,8 +4,8 @@
 
 Each is a stage whose chunks (rows, blocks of 32 outputs, tasks of attention) are independent of one another. Every chunk is
 computed by the same code in the same order for any number of tokens, so a row of logits depends on its own tokens alone: bit
-for bit the same for one token, a draft of eight, a batch of sixteen or a prefill of hundreds.
-Knows nothing of requests or of how weights were quantised.
+for bit the same for one token, a draft of eight, a batch of sixteen or a prefill of hundreds. What a matrix multiplies is rounded
+by groups of 32 where it is made (see integers.py). Knows nothing of requests or of how weights were quantised.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentkit.engine.kernels.attention import attend, merge
+from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.library import inner, kernel
-from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block
+from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block, rounded
 from agentkit.engine.kernels.rows import add_norm, gate, mix, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, in_whole_numbers, narrow_row, row_size
+from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH, cap_all, in_whole_numbers, narrow_row, row_size
 
-COLUMNS = 96  # tokens that share a dequantised panel
+COLUMNS = 96  # tokens of a chunk
+MATRIX_SCRATCH = (2 * COLUMNS + 3) * WIDTH  # floats: sums of two blocks, scales of a group, outputs of a gate
 HEAD_BLOCKS = 8  # of the head in one chunk: there are many
 STAGES = 11  # per layer
 NORM, QKV, TURN, ATTEND, MERGE, OUT, OUT_NORM, NORM_MLP, GATE_UP, DOWN, DOWN_NORM = range(STAGES)
@@ -64,9 +66,11 @@ class Constants(NamedTuple):
 class Weights(NamedTuple):
     """codes uint8 and scales uint16 (half precision) of all matrices; floats: norms and biases; see the tables above.
 
+    narrow: do matrices of 4 bits meet activations of 8 bits (else of 16)?
     frequencies [ropes * D/2], factors [ropes] of the rotary embeddings. embedding [V, E] float32.
     """
 
+    narrow: Any
     matrices: Any
     layers: Any
     codes: Any
@@ -102,14 +106,17 @@ class Batch(NamedTuple):
 class Work(NamedTuple):
     """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D].
 
+    to_hidden, to_out, to_down: rounded rows that the next matrix multiplies, GROUP_WORDS for each 32 numbers.
     back [ropes, T, D]: turns by what was left out; empty without sinks.
     """
 
     residual: Any
     normed: Any
+    to_hidden: Any
     qkv: Any
     attended: Any
-    inner: Any
+    to_out: Any
+    to_down: Any
     partial: Any
     turns: Any
     back: Any
@@ -120,8 +127,8 @@ class Work(NamedTuple):
 def forward(worker, sync, shape, constants, weights, batch, work, data, slots, scratch):
     """One worker's share of a forward. data: the flat pool of `slots` slots; scratch: this worker's own floats."""
     weights = Weights(
-        borrowed(weights.matrices), borrowed(weights.layers), borrowed(weights.codes), borrowed(weights.scales), borrowed(weights.floats),
-        borrowed(weights.frequencies), borrowed(weights.factors), borrowed(weights.embedding),
+        weights.narrow, borrowed(weights.matrices), borrowed(weights.layers), borrowed(weights.codes), borrowed(weights.scales),
+        borrowed(weights.floats), borrowed(weights.frequencies), borrowed(weights.factors), borrowed(weights.embedding),
     )  # fmt: skip
     batch = Batch(
         borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
@@ -129,8 +136,8 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
         batch.sinks, borrowed(batch.left_out),
     )  # fmt: skip
     work = Work(
-        borrowed(work.residual), borrowed(work.normed), borrowed(work.qkv), borrowed(work.attended),
-        borrowed(work.inner), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.logits),
+        borrowed(work.residual), borrowed(work.normed), borrowed(work.to_hidden), borrowed(work.qkv), borrowed(work.attended), borrowed(work.to_out),
+        borrowed(work.to_down), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.logits),
     )  # fmt: skip
     sync, data, scratch = borrowed(sync), borrowed(data), borrowed(scratch)
     last = 1 + STAGES * shape.layers + 2
@@ -152,19 +159,35 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
 
 
 @kernel
-def project(worker, sync, weights, matrix, x, x_stride, out, scratch):
-    """One worker's share of out [T, outputs of the matrix] = x [T, x_stride] @ matrix, both flat."""
-    rows, blocks = x.size // x_stride, weights.matrices[matrix, BLOCKS]
+def project(worker, sync, weights, matrix, x, x_stride, codes, out, scratch):
+    """One worker's share of out [T, outputs of the matrix] = x [T, x_stride] @ matrix, all flat. codes: room for the rounded rows of x."""
+    rows, blocks, stride = x.size // x_stride, weights.matrices[matrix, BLOCKS], _words(x_stride)
     chunks = blocks * _tiles(rows)
     while True:
         ticket = draw(sync)
-        if stage_of(ticket) > 0:
+        stage, chunk = stage_of(ticket), chunk_of(ticket)
+        if stage == 0 and chunk < rows:
+            _round(weights, matrix, x, chunk * x_stride, x_stride, codes, chunk * stride)
+        elif stage == 1 and chunk < chunks:
+            _project(weights, matrix, chunk, codes, stride, rows, out, 0, blocks * WIDTH, False, scratch)
+        elif stage > 1:
             return
-        if chunk_of(ticket) < chunks:
-            _project(weights, matrix, chunk_of(ticket), x, x_stride, rows, out, 0, blocks * WIDTH, False, scratch)
-            finish_chunk(sync)
         else:
-            next_stage(sync, worker, 0, chunks)
+            next_stage(sync, worker, stage, rows + stage * chunks)
+            continue
+        finish_chunk(sync)
+
+
+@inner
+def _words(stride):
+    """Words of a rounded row."""
+    return stride // GROUP * GROUP_WORDS
+
+
+@inner
+def _round(weights, matrix, x, x_at, stride, out, out_at):
+    """A row that the matrix is about to multiply."""
+    rounded(weights.matrices[matrix, KIND], weights.narrow, x, x_at, stride // GROUP, out, out_at)
 
 
 @inner
@@ -212,6 +235,7 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     if stage == 1 + STAGES * shape.layers:
         at = chunk * shape.hidden_stride
         norm(work.residual, tail + at, shape.hidden, weights.floats, shape.final_norm, constants.eps, work.normed, at)
+        _round(weights, MATRICES * shape.layers, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
         return
     if stage > STAGES * shape.layers:
         _head(chunk, shape, constants, weights, batch, work, scratch)
@@ -225,8 +249,9 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     at = chunk * shape.hidden_stride
     if part == NORM:
         norm(work.residual, at, shape.hidden, weights.floats, table[BEFORE_ATTENTION], constants.eps, work.normed, at)
+        _round(weights, matrix + M_QKV, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
     elif part == QKV:
-        _project(weights, matrix + M_QKV, chunk, work.normed, shape.hidden_stride, batch.ids.size, work.qkv, 0, shape.qkv_stride, False, scratch)
+        _project(weights, matrix + M_QKV, chunk, work.to_hidden, _words(shape.hidden_stride), batch.ids.size, work.qkv, 0, shape.qkv_stride, False, scratch)
     elif part == TURN:
         _turn(chunk, layer, shape, constants, weights, batch, work, data, slots)
     elif part == ATTEND:
@@ -234,25 +259,25 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     elif part == MERGE:
         token = batch.chosen[chunk] if final else chunk
         merge(batch.parts, token, work.partial, shape.heads * (shape.head_dim + 2), shape.heads, shape.head_dim, work.attended, chunk * shape.heads_stride)
+        _round(weights, matrix + M_OUT, work.attended, chunk * shape.heads_stride, shape.heads_stride, work.to_out, chunk * _words(shape.heads_stride))
         if final:
             for i in range(shape.hidden_stride):
                 work.residual[tail + at + i] = work.residual[token * shape.hidden_stride + i]
     elif part == OUT:
-        if table[AFTER_ATTENTION] >= 0:
-            _project(weights, matrix + M_OUT, chunk, work.attended, shape.heads_stride, rest, work.normed, 0, shape.hidden_stride, False, scratch)
-        else:
-            _project(weights, matrix + M_OUT, chunk, work.attended, shape.heads_stride, rest, work.residual, stream, shape.hidden_stride, True, scratch)
+        inside = table[AFTER_ATTENTION] >= 0  # its norm comes before the sum
+        out, place = (work.normed, 0) if inside else (work.residual, stream)
+        _project(weights, matrix + M_OUT, chunk, work.to_out, _words(shape.heads_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
     elif part == OUT_NORM:
         add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_ATTENTION], constants.eps, work.residual, stream + at)
     elif part == NORM_MLP:
         norm(work.residual, stream + at, shape.hidden, weights.floats, table[BEFORE_MLP], constants.eps, work.normed, at)
+        _round(weights, matrix + M_GATE_UP, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
     elif part == GATE_UP:
         _gate_up(weights, matrix + M_GATE_UP, chunk, shape, rest, work, scratch)
     elif part == DOWN:
-        if table[AFTER_MLP] >= 0:
-            _project(weights, matrix + M_DOWN, chunk, work.inner, shape.inner_stride, rest, work.normed, 0, shape.hidden_stride, False, scratch)
-        else:
-            _project(weights, matrix + M_DOWN, chunk, work.inner, shape.inner_stride, rest, work.residual, stream, shape.hidden_stride, True, scratch)
+        inside = table[AFTER_MLP] >= 0
+        out, place = (work.normed, 0) if inside else (work.residual, stream)
+        _project(weights, matrix + M_DOWN, chunk, work.to_down, _words(shape.inner_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
     else:
         add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_MLP], constants.eps, work.residual, stream + at)
 
@@ -271,12 +296,12 @@ def _embed(token, shape, constants, weights, batch, work):
 
 
 @inner
-def _columns(weights, matrix, index, first, x, x_stride, columns, acc, panel):
+def _columns(weights, matrix, index, first, x, x_stride, columns, acc, wide):
     """acc[c, 0:32] = x[first + c] @ block `index` of a matrix."""
     m = weights.matrices[matrix]
     kind, groups = m[KIND], m[GROUPS]
     codes, scales = m[CODES] + index * groups * CODE_BYTES[kind], m[SCALES_AT] + index * groups * SCALES[kind]
-    block(kind, weights.codes, codes, weights.scales, scales, groups, x, first * x_stride, x_stride, columns, acc, panel)
+    block(kind, weights.narrow, weights.codes, codes, weights.scales, scales, groups, x, first * x_stride, x_stride, columns, acc, wide)
     if m[BIAS] >= 0:
         for c in range(columns):
             for j in range(WIDTH):
@@ -306,11 +331,13 @@ def _gate_up(weights, matrix, chunk, shape, rows, work, scratch):
     blocks = weights.matrices[matrix, BLOCKS] // 2
     index, first = chunk % blocks, chunk // blocks * COLUMNS
     columns = min(COLUMNS, rows - first)
-    gates, ups, panel = scratch[: COLUMNS * WIDTH], scratch[COLUMNS * WIDTH : 2 * COLUMNS * WIDTH], scratch[2 * COLUMNS * WIDTH :]
-    _columns(weights, matrix, 2 * index, first, work.normed, shape.hidden_stride, columns, gates, panel)
-    _columns(weights, matrix, 2 * index + 1, first, work.normed, shape.hidden_stride, columns, ups, panel)
+    gates, ups, wide = scratch[: COLUMNS * WIDTH], scratch[COLUMNS * WIDTH : 2 * COLUMNS * WIDTH], scratch[2 * COLUMNS * WIDTH :]
+    _columns(weights, matrix, 2 * index, first, work.to_hidden, _words(shape.hidden_stride), columns, gates, wide)
+    _columns(weights, matrix, 2 * index + 1, first, work.to_hidden, _words(shape.hidden_stride), columns, ups, wide)
     for c in range(columns):
-        gate(shape.activation, gates, ups, c * WIDTH, work.inner, (first + c) * shape.inner_stride + index * WIDTH)
+        gate(shape.activation, gates, ups, c * WIDTH, wide, 0)
+        place = (first + c) * _words(shape.inner_stride) + index * GROUP_WORDS
+        _round(weights, matrix + M_DOWN - M_GATE_UP, wide, 0, WIDTH, work.to_down, place)
 
 
 @inner
@@ -357,7 +384,7 @@ def _head(chunk, shape, constants, weights, batch, work, scratch):
     begin, first = chunk % spans * HEAD_BLOCKS, chunk // spans * COLUMNS
     columns = min(COLUMNS, batch.sampled - first)
     for index in range(begin, min(begin + HEAD_BLOCKS, blocks)):
-        _columns(weights, matrix, index, first, work.normed, shape.hidden_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
+        _columns(weights, matrix, index, first, work.to_hidden, _words(shape.hidden_stride), columns, scratch, scratch[2 * COLUMNS * WIDTH :])
         if constants.logit_cap > 0:
             cap_all(scratch, 0, columns * WIDTH // LANES, constants.logit_cap)
         for c in range(columns):

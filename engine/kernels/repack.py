@@ -1,4 +1,4 @@
-"""From blocks as files hold them (rows of groups of 32 weights) to the layout that tiles.py reads.
+"""From blocks as files hold them (rows of groups of 32 weights) to the layout that integers.py reads.
 
 File formats (llama.cpp's ggml-common.h): Q4_0 d, 16 bytes of codes; Q4_1 d, m, 16 bytes; Q8_0 d, 32 signed bytes; d and m in half
 precision. Byte j of a 4-bit group holds weight j in its low half and weight j + 16 in its high half.
@@ -30,9 +30,9 @@ def repack(source, raw, order, first, groups, codes, codes_at, scales, scales_at
         for g in range(groups):
             at = g * BLOCK_BYTES[source]
             if source == Q8_0:
-                place = codes_at + ((target // WIDTH) * groups + g) * CODE_BYTES[EIGHT] + target % WIDTH
-                for k in range(GROUP):
-                    codes[place + k * WIDTH] = raw[i, at + 2 + k]
+                place = codes_at + ((target // WIDTH) * groups + g) * CODE_BYTES[EIGHT] + target % WIDTH * 4
+                for k in range(GROUP):  # a word holds k, k+1, k+4, k+5 of an octet: see integers.py
+                    codes[place + (k // 8 * 2 + k % 4 // 2) * 4 * WIDTH + k % 2 + k % 8 // 4 * 2] = raw[i, at + 2 + k]
                 scales[scales_at + ((target // WIDTH) * groups + g) * SCALES[EIGHT] + target % WIDTH] = _half(raw, i, at)
                 continue
             place = scales_at + ((target // WIDTH) * groups + g) * SCALES[FOUR] + target % WIDTH

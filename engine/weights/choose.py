@@ -1,8 +1,8 @@
 """What `weights=` means: a loaded model in the representation asked for.
 
-"fp32" is the reference. "fp16" packs half-precision matrices. "int8" and "int4" hold blocks of 8 or 4 bits with float32
-activations: blocks of a GGUF file (Q4_0, Q4_1, Q8_0) are taken as they are, which makes the model exactly the one in the file;
-other matrices are rounded to 8 bits, or with "int4" to 4 (the embedding and the head to 8, as GGUF files do).
+"fp32" is the reference. "fp16" packs half-precision matrices. "int8" and "int4" hold blocks of 8 or 4 bits: those of
+a GGUF file (Q4_0, Q4_1, Q8_0) are taken as they are, which makes the model exactly the one in the file; other matrices are rounded to
+8 bits, or with "int4" to 4 (the embedding and the head to 8, as GGUF files do).
 Knows nothing of requests or pools.
 """
 
@@ -33,12 +33,22 @@ _STACKED = {
 }
 
 
-def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
+def with_weights(loaded: LoadedModel, weights: str, activations: str = "auto") -> LoadedModel:
     """The same model with its matrices as `weights` says; "auto": the blocks of a quantised file where this processor runs
-    them fast, else as loaded: it never rounds what the file holds in full.
+    them fast, else as loaded: it never rounds what the file holds in full. activations: see EngineConfig.
 
     Raises EngineError where the representation is not possible.
     """
+    found = _with_weights(loaded, weights, narrow=activations == "int8")
+    if activations != "auto" and (found is loaded or not isinstance(found.model, PackedDecoder)):
+        raise EngineError(
+            f"activations={activations!r} is for matrices that this engine puts in blocks: weights='int8' or 'int4', or 'auto' with a quantised GGUF file; "
+            "leave it out"
+        )
+    return found
+
+
+def _with_weights(loaded: LoadedModel, weights: str, *, narrow: bool) -> LoadedModel:
     model = loaded.model
     if isinstance(model, Decoder) and not isinstance(model.head, Dense):
         if weights == "auto":
@@ -56,13 +66,13 @@ def with_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
         return replace(loaded, model=half_precision(model))
     if not _fits(model):
         raise EngineError(f"weights={weights!r}: {_obstacle(model)}; use weights='auto', 'fp32' or 'fp16'")
-    return replace(loaded, model=quantised(model, file, four=weights == "int4"))
+    return replace(loaded, model=quantised(model, file, four=weights == "int4", narrow=narrow))
 
 
-def quantised(model: Decoder, file: GgufFile | None, *, four: bool) -> PackedDecoder:
-    """The decoder in blocks. file: what it was converted from, or None. four: round what is not in blocks to 4 bits."""
+def quantised(model: Decoder, file: GgufFile | None, *, four: bool, narrow: bool = False) -> PackedDecoder:
+    """The decoder in blocks. file: what it was converted from, or None. four: round what is not in blocks to 4 bits. narrow: see PackedDecoder."""
     stored = {} if file is None else {tensor.name: (file, tensor) for tensor in file.tensors}
-    return PackedDecoder(model, _Source(model, stored, four).part)
+    return PackedDecoder(model, _Source(model, stored, four).part, narrow=narrow)
 
 
 @dataclass(frozen=True)

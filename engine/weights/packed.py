@@ -18,7 +18,8 @@ import torch
 from agentkit.engine.attention import BatchAttention, Plan
 from agentkit.engine.kernels import forward as f
 from agentkit.engine.kernels.attention import ROWS, scratch_floats
-from agentkit.engine.kernels.linear import CODE_BYTES, DEPTH, EIGHT, FOUR, SCALES
+from agentkit.engine.kernels.integers import GROUP_WORDS
+from agentkit.engine.kernels.linear import CODE_BYTES, EIGHT, FOUR, SCALES
 from agentkit.engine.kernels.repack import Q8_0, repack
 from agentkit.engine.kernels.rows import GELU, GELU_TANH, SILU
 from agentkit.engine.kernels.team import TEAM
@@ -31,7 +32,6 @@ from agentkit.errors import EngineError
 Array = np.ndarray[Any, np.dtype[Any]]
 _ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 _NAMES = ("qkv", "out", "gate_up", "down")
-_MATRIX_SCRATCH = (2 * f.COLUMNS + DEPTH * GROUP) * WIDTH
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,20 @@ class PackedLinear:
         padded = np.zeros((x.shape[0], int(line[f.GROUPS]) * GROUP), np.float32)
         padded[:, : self._columns] = x.numpy()
         out = np.empty((x.shape[0], int(line[f.BLOCKS]) * WIDTH), np.float32)
-        TEAM.run(f.project, torch.get_num_threads(), _MATRIX_SCRATCH, self._tables, self._matrix, padded.ravel(), padded.shape[1], out.ravel())
+        codes = np.empty(padded.size // GROUP * GROUP_WORDS, np.float32)
+        TEAM.run(f.project, torch.get_num_threads(), f.MATRIX_SCRATCH, self._tables, self._matrix, padded.ravel(), padded.shape[1], codes, out.ravel())
         return torch.from_numpy(out[:, : self._rows.size] if self._plain else out[:, self._rows])
 
 
 class PackedDecoder(Decoder):
     """See the module. It runs on as many threads as torch is set to."""
 
-    def __init__(self, plain: Decoder, parts: Callable[[int, str], Part]) -> None:
-        """parts(layer, name): the matrix `name` ("qkv", "out", "gate_up", "down") of a layer; (-1, "head") is the head."""
-        self._tables, orders = _pack(plain, parts)
+    def __init__(self, plain: Decoder, parts: Callable[[int, str], Part], *, narrow: bool = False) -> None:
+        """parts(layer, name): the matrix `name` ("qkv", "out", "gate_up", "down") of a layer; (-1, "head") is the head.
+
+        narrow: round what matrices of 4 bits multiply to 8 bits, not 16.
+        """
+        self._tables, orders = _pack(plain, parts, narrow)
         linears = [PackedLinear(self._tables, i, columns, rows) for i, (columns, rows) in enumerate(orders)]
         layers = []
         for i, layer in enumerate(plain.layers):
@@ -125,7 +129,7 @@ class PackedDecoder(Decoder):
             plan.left_out,
         )
         work = self._work(ids.size, sampled, plan.partials, plan.sinks > 0)
-        scratch = max(_MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
+        scratch = max(f.MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
         return work
 
@@ -135,12 +139,17 @@ class PackedDecoder(Decoder):
         def zeros(*shape: int) -> Array:
             return np.zeros(int(np.prod(shape)), np.float32)
 
+        def rounded(rows: int, stride: int) -> Array:
+            return np.empty(rows * stride // GROUP * GROUP_WORDS, np.float32)
+
         return f.Work(
             residual=zeros(2, tokens, s.hidden_stride),
             normed=zeros(tokens, s.hidden_stride),
+            to_hidden=rounded(tokens, s.hidden_stride),
             qkv=zeros(tokens, s.qkv_stride),
             attended=zeros(tokens, s.heads_stride),
-            inner=zeros(tokens, s.inner_stride),
+            to_out=rounded(tokens, s.heads_stride),
+            to_down=rounded(tokens, s.inner_stride),
             partial=zeros(partials, s.heads * (s.head_dim + 2)),
             turns=zeros(s.ropes, tokens, s.head_dim),
             back=zeros(s.ropes if sinks else 0, tokens, s.head_dim),
@@ -148,7 +157,7 @@ class PackedDecoder(Decoder):
         )
 
 
-def _pack(plain: Decoder, parts: Callable[[int, str], Part]) -> tuple[f.Weights, list[tuple[int, Array]]]:
+def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tuple[f.Weights, list[tuple[int, Array]]]:
     """The tables of the kernel; and of each matrix its inputs and which packed output each of its outputs is."""
     places = [(i, name) for i in range(len(plain.layers)) for name in _NAMES] + [(-1, "head")]
     floats = _Floats()
@@ -167,6 +176,8 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part]) -> tuple[f.Weights,
         loaded.append(part)
         codes_at += blocks * groups * CODE_BYTES[kind]
         scales_at += blocks * groups * SCALES[kind]
+    if narrow and all(line[f.KIND] == EIGHT for line in lines):
+        raise EngineError("activations='int8' is for matrices of 4 bits, and this model has none; leave it out")
     codes, scales = np.zeros(codes_at, np.uint8), np.zeros(scales_at, np.uint16)
     for line, part, (_, order) in zip(lines, loaded, orders, strict=True):
         first = 0
@@ -181,7 +192,7 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part]) -> tuple[f.Weights,
     ropes = plain.config.ropes
     frequencies = np.array([rope.inverse_frequencies for rope in ropes], np.float32).ravel()
     factors = np.array([rope.attention_factor for rope in ropes], np.float32)
-    tables = f.Weights(np.array(lines, np.int64), layers, codes, scales, floats.array(), frequencies, factors, plain.embedding.numpy())
+    tables = f.Weights(narrow, np.array(lines, np.int64), layers, codes, scales, floats.array(), frequencies, factors, plain.embedding.numpy())
     return tables, orders
 
 

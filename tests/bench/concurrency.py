@@ -1,6 +1,6 @@
 """Serving tool calls over one shared prefix: time to the first token, calls one by one, and many at once.
 
-    python tests/bench/concurrency.py [--weights auto] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
+    python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
 
 prompts.json: a prefix (system and 12 tools, 1,488 tokens), 20 questions, and the bounded schema of a call; greedy, at most 256
 tokens. The prefix is pinned; each question's own tokens are computed within the times given.
@@ -125,6 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--weights", nargs="+", default=["auto"])
+    parser.add_argument("--activations", default="auto", choices=["auto", "int16", "int8"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--calls", type=int, default=20)
@@ -137,8 +138,8 @@ def main() -> int:
     load = os.getloadavg()[0]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}, torch {torch.__version__}, {options.threads} threads")
     for weights in options.weights:
-        with Engine(options.model, weights=weights, threads=options.threads, max_running=max(16, options.together)) as engine:
-            print(f"\n{options.model}, weights={weights}")
+        with Engine(options.model, weights=weights, activations=options.activations, threads=options.threads, max_running=max(16, options.together)) as engine:
+            print(f"\n{options.model}, weights={weights}, activations={options.activations}")
             report(Calls(engine, json.loads(file.read_text()), options.calls), options.together)
     return 0
 

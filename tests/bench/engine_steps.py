@@ -1,6 +1,6 @@
 """What one step of the engine costs on this machine: prefill, decode at two depths, a forced run, sampling, overhead.
 
-    python tests/bench/engine_steps.py [--model smollm2-135m] [--weights auto fp32 fp16 int8 int4] [--threads N]
+    python tests/bench/engine_steps.py [--model smollm2-135m] [--weights auto fp32 fp16 int8 int4] [--activations int8] [--threads N]
 
 The bare row runs the model's linear layers alone, one token: the floor that a decode step can approach.
 """
@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--weights", nargs="+", default=["fp32"], choices=["auto", "fp32", "fp16", "int8", "int4"])
+    parser.add_argument("--activations", default="auto", choices=["auto", "int16", "int8"])
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     load = os.getloadavg()[0]
@@ -109,8 +110,10 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {load:.1f}, torch {torch.__version__}, Python {platform.python_version()}"
     )
     for weights in options.weights:
-        with Engine(options.model, weights=weights, threads=options.threads) as engine:
-            print(f"\n{options.model}, weights={weights}, {torch.get_num_threads()} threads, loaded in {engine.load_s:.2f} s")
+        with Engine(options.model, weights=weights, activations=options.activations, threads=options.threads) as engine:
+            print(
+                f"\n{options.model}, weights={weights}, activations={options.activations}, {torch.get_num_threads()} threads, loaded in {engine.load_s:.2f} s"
+            )
             for name, value in [*steps(engine), *through_the_engine(engine), *sampling_us(engine._loaded.config.vocab_size)]:
                 print(f"  {name:<36} {value:>12}")
 

@@ -28,7 +28,7 @@ from agentkit.messages import UserMessage
 from agentkit.model import CallClosed, Sampling, ToolSpec, TurnRequest
 
 CATEGORIES = ("simple_python", "multiple", "live_simple")
-SETTINGS = (("fp32", "fp32"), ("fp16", "fp32"), ("int8", "fp32"), ("int8", "fp16"))
+SETTINGS = (("fp32", "auto", "fp32"), ("fp16", "auto", "fp32"), ("int8", "auto", "fp32"), ("int8", "auto", "fp16"), ("int8", "int8", "fp16"))
 
 
 async def answer(model: LocalModel, case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,16 +66,16 @@ def main() -> None:
     cases = random.Random(0).sample(cases, options.questions)
     score = scorer(options.data)
     print(f"{platform.machine()}, torch {torch.__version__}, {options.model}, {len(cases)} questions of {', '.join(CATEGORIES)}\n")
-    print("| weights | kv | valid | right tool | right | same calls as fp32 |\n|---|---|---|---|---|---|")
+    print("| weights | activations | kv | valid | right tool | right | same calls as fp32 |\n|---|---|---|---|---|---|---|")
     first: list[list[dict[str, Any]]] | None = None
-    for weights, kv in SETTINGS:
-        with Engine(options.model, weights=weights, kv=kv) as engine:
+    for weights, activations, kv in SETTINGS:
+        with Engine(options.model, weights=weights, activations=activations, kv=kv) as engine:
             made = asyncio.run(answers(LocalModel(engine), cases))
         first = first or made
         tool = sum(bool(m) and any(m[0]["name"] in answer for answer in case["answers"]) for case, m in zip(cases, made, strict=True))
         right = sum(score(case, m)[0] for case, m in zip(cases, made, strict=True))
         same = sum(a == b for a, b in zip(first, made, strict=True))
-        print(f"| {weights} | {kv} | {sum(len(m) == 1 for m in made)} | {tool} | {right} | {same} |", flush=True)
+        print(f"| {weights} | {activations} | {kv} | {sum(len(m) == 1 for m in made)} | {tool} | {right} | {same} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def variants(loaded: LoadedModel) -> Iterator[tuple[str, Any, torch.dtype]]:
         stored = with_weights(loaded, "int8").model
         yield "int8/int4 as stored", stored, torch.float32
         yield "int8/int4 as stored, kv fp16", stored, torch.float16
+        yield "int8/int4 as stored, activations int8", with_weights(loaded, "int8", "int8").model, torch.float32
         yield "int8/int4 as stored, kv bf16", stored, torch.bfloat16
         yield "int8/int4 as stored, kv int8", stored, torch.int8
         yield "int8/int4 as stored, kv fp8", stored, torch.uint8

@@ -61,7 +61,7 @@ def decoder(
     return Decoder(config, embedding, made, norm(hidden), dense(vocabulary, hidden, bias=bias))
 
 
-def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits) -> tuple[PackedDecoder, Decoder]:
+def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits, *, narrow: bool = False) -> tuple[PackedDecoder, Decoder]:
     """The decoder in blocks (the head in 8 bits), and a plain one of exactly the same values."""
 
     def linear(layer: int, name: str) -> Any:
@@ -80,7 +80,7 @@ def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits) -> tup
         )
         for i, layer in enumerate(plain.layers)
     ]  # fmt: skip
-    packed = PackedDecoder(plain, lambda layer, name: Part([blocks(layer, name)], [None]))
+    packed = PackedDecoder(plain, lambda layer, name: Part([blocks(layer, name)], [None]), narrow=narrow)
     return packed, Decoder(plain.config, plain.embedding, layers, plain.final_norm, same(-1, "head"))
 
 

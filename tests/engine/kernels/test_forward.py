@@ -29,14 +29,14 @@ def test_equal_to_the_plain_decoder(variant: dict[str, Any], rounded: Any, monke
             wanted = run(plain, pools[1], span)
         assert (got - wanted).abs().max() < 2e-4 * wanted.abs().max()
     written = ~pools[1].data.isnan()
-    assert (pools[0].data[written] - pools[1].data[written]).abs().max() < 1e-4
+    assert (pools[0].data[written] - pools[1].data[written]).abs().max() < 6e-4
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_grouping_changes_no_bit(variant: dict[str, Any], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "narrow"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, False)])
+def test_grouping_changes_no_bit(variant: dict[str, Any], dtype: torch.dtype, narrow: bool) -> None:
     """One token at a time, spans of 1 to 17, one prefill of all: the same logits and the same cache."""
-    packed, _ = quantised(decoder(**variant))
+    packed, _ = quantised(decoder(**variant), narrow=narrow)
     ids = tokens(154, packed.config.vocab_size)
     whole = Pool(packed, dtype=dtype)
     wanted = run(packed, whole, (Sequence(SCATTERED), 0, ids))
@@ -80,12 +80,13 @@ def test_linear_layers_of_one_decoder_stand_alone() -> None:
         for count in (*range(1, 18), 100):
             x = torch.randn(count, width, generator=generator)
             wanted = x.double() @ theirs.weight.double().T + (0 if theirs.bias is None else theirs.bias)
-            assert (ours(x) - wanted).abs().max() < 1e-5
+            assert (ours(x) - wanted).abs().max() < 3e-4  # activations have 16 bits
             assert torch.equal(ours(x)[-1:], ours(x[-1:])), "a row depends on its neighbours"
 
 
-def test_nan_stays_in_its_sequence() -> None:
-    packed, _ = quantised(decoder())
+@pytest.mark.parametrize("narrow", [False, True])
+def test_nan_stays_in_its_sequence(narrow: bool) -> None:
+    packed, _ = quantised(decoder(), narrow=narrow)
     pool, clean = Pool(packed), ((Sequence([1]), 0, [1, 2, 3]))
     wanted = run(packed, Pool(packed), clean)
     packed.embedding[5] = torch.nan

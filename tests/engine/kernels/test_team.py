@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from agentkit.engine.kernels import forward as f
+from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kernels.team import Team
-from agentkit.engine.weights.packed import _MATRIX_SCRATCH
+from agentkit.engine.kernels.tiles import GROUP
 from tests.engine.kernels.models import decoder, quantised
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2, FMA and F16C")
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no A
 
 def multiply(team: Team, workers: int, tables: Any, x: np.ndarray) -> np.ndarray:
     out = np.full(x.shape[0] * 160, np.nan, np.float32)
-    team.run(f.project, workers, _MATRIX_SCRATCH, tables, f.M_QKV, x.ravel(), x.shape[1], out)
+    codes = np.empty(x.size // GROUP * GROUP_WORDS, np.float32)
+    team.run(f.project, workers, f.MATRIX_SCRATCH, tables, f.M_QKV, x.ravel(), x.shape[1], codes, out)
     return out
 
 
