@@ -28,7 +28,7 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _request_of(tile, query_starts, requests, BLOCK_Q: tl.constexpr):
+def request_of(tile, query_starts, requests, BLOCK_Q: tl.constexpr):
     """The request that `tile` belongs to; request b has its first tile at query_starts[b] // BLOCK_Q + b."""
     low: tl.int32 = 0
     high = requests
@@ -111,7 +111,7 @@ def _attend(
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request, block = tile, 0
     if not ONE_TILE:
-        request = _request_of(tile, query_starts, requests, BLOCK_Q)
+        request = request_of(tile, query_starts, requests, BLOCK_Q)
         block = tile - tl.load(query_starts + request) // BLOCK_Q - request
     first = tl.load(query_starts + request)
     count = tl.load(query_starts + request + 1) - first

@@ -15,7 +15,7 @@ from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import encode, mixed
 
-__all__ = ["add_norm", "attend", "attend_shared", "gated", "norm", "rotate_and_write", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "expand", "gated", "norm", "rotate_and_write", "shrink", "write"]
 
 
 def attend(
@@ -139,3 +139,24 @@ def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     gate, up = gate_up.float().chunk(2, -1)
     activation = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
     return (activation * up).to(gate_up.dtype)
+
+
+def shrink(x: torch.Tensor, down: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> torch.Tensor:
+    """See lora.shrink."""
+    chosen = _adapter_of(batch, adapters)
+    return torch.einsum("tk,trk->tr", x.float(), down[chosen.clamp(min=0)].float())[None]
+
+
+def expand(h: torch.Tensor, up: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> None:
+    """See lora.expand."""
+    chosen = _adapter_of(batch, adapters)
+    used, at = chosen >= 0, chosen.clamp(min=0)
+    added = torch.einsum("tr,tcr->tc", h.sum(0), up[at].float()) * scales[at, None]
+    out[used] = (out[used].float() + added[used]).to(out.dtype)
+
+
+def _adapter_of(batch: Batch, adapters: torch.Tensor) -> torch.Tensor:
+    """[T] int64: the adapter of each token's request; below zero for padding, too."""
+    counts = batch.query_starts.diff()
+    chosen = adapters.long().repeat_interleave(counts)
+    return F.pad(chosen, (0, batch.shape.tokens - chosen.shape[0]), value=-1)

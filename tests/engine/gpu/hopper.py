@@ -22,8 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from agentkit.engine.kernels.gpu import attention, triton_set
+from agentkit.engine.kernels.gpu import attention, lora, plan, triton_set
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.models import device_decoder
@@ -97,6 +98,20 @@ def eight_bits() -> None:
     qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1}
     for dtype in (torch.int8, torch.uint8):
         _compile(qwen, dtype, [BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)])
+
+
+def beside() -> None:
+    """Adapters, and attention over a shared beginning."""
+    attention.processors_of = lora.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    down, up = torch.zeros(2, 16, 3584, dtype=torch.bfloat16), torch.zeros(2, 4608, 16, dtype=torch.bfloat16)
+    for spans in ([BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]):
+        batch = Batch.of(spans, "cpu")
+        tokens, adapters = batch.shape.tokens, torch.zeros(len(spans), dtype=torch.int32)
+        h = lora.shrink(torch.zeros(tokens, 3584, dtype=torch.bfloat16), down, batch, adapters)
+        lora.expand(h, up, torch.ones(2), torch.zeros(tokens, 4608, dtype=torch.bfloat16), batch, adapters)
+    layer, q = KVLayer.empty(4, 64 * PAGE, 128, torch.bfloat16), torch.zeros(4, 28, 128, dtype=torch.bfloat16)
+    prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 32), (4,))), queries=4)
+    attention.attend_shared(q, layer, batch, prefix, scale=1.0)
 
 
 def _compile(shape: dict[str, Any], kv: torch.dtype, *batches: list[BatchSpan]) -> None:
