@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentkit.errors import GrammarTooComplex, NoTokenPath
+from agentkit.grammars.bank import Bank
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.core.guard import guarded_row
 from agentkit.grammars.core.lower import lower
@@ -21,6 +22,7 @@ from agentkit.grammars.core.masks import mask_row
 from agentkit.grammars.core.search import fits, tokens_needed
 from agentkit.grammars.expr import Program
 from agentkit.grammars.pages import Image, zeros
+from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
@@ -29,7 +31,7 @@ __all__ = ["Arena"]
 
 Kernel = Callable[..., Any]
 
-_START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "pool": 1 << 18, "bank": 512}
+_START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "pool": 1 << 18}
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
 _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
 _BYTES = np.arange(256, dtype=np.uint8).reshape(256, 1)
@@ -69,13 +71,13 @@ def _first_memory(caps: dict[str, int]) -> np.ndarray:
 class Arena:
     """States, transitions and mask rows for one vocabulary.
 
-    bank: uint32 [rows, ceil(width / 32)]; rows are shared by all states and grammars with equal masks.
+    rows: the bank of masks; its rows are shared by all states and grammars with equal ones.
     """
 
-    def __init__(self, vocabulary: Vocabulary, bank_bytes: int, template: Arena | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: Arena | None = None) -> None:
         self.vocabulary = vocabulary
         self.lock = threading.Lock()
-        self.bank_bytes = bank_bytes
+        self.rows = Bank(vocabulary.words, settings.bank_bytes)
         self._voc = vocabulary.array
         self._caps: dict[str, int] = dict(_START) if template is None else dict(template._caps)
         self._roots: dict[tuple[bytes, bool], int] = {}
@@ -87,21 +89,21 @@ class Arena:
         self._fixed: np.ndarray = np.zeros((0, vocabulary.words), np.uint32) if template is None else template._fixed
         self._image: Image | None = None
         self._mem = _first_memory(self._caps) if template is None or template._image is None else template._image.copy()
-        self._new_bank()
 
-    def _new_bank(self) -> None:
-        rows = self._caps["bank"]
-        self.bank: np.ndarray = np.empty((rows, self.vocabulary.words), np.uint32)
-        self._index = np.full(4 * rows, -1, np.int32)
-        self._work = np.zeros(self.vocabulary.words, np.uint32)
-        self._views: dict[int, np.ndarray] = {}
-        self.masks: dict[int, np.ndarray] = {}
+    @property
+    def bank(self) -> np.ndarray:
+        """All mask rows: uint32 [rows, ceil(width / 32)]."""
+        return self.rows.rows
+
+    @property
+    def masks(self) -> dict[int, np.ndarray]:
         """Masks that have been asked for, by state: the short way for states seen before."""
+        return self.rows.masks
 
     @property
     def nbytes(self) -> int:
         """Bytes that states, transitions and mask rows take."""
-        return int(self._mem.nbytes + self.bank.nbytes)
+        return int(self._mem.nbytes + self.rows.rows.nbytes)
 
     @property
     def node_count(self) -> int:
@@ -133,16 +135,20 @@ class Arena:
 
     def mask_row_exists(self, state: int) -> bool:
         """Make the mask of `state`; is it more than empty?"""
-        return bool(self.bank[self.mask_row(state)].any())
+        return bool(self.rows.rows[self.mask_row(state)].any())
 
     def stats(self) -> dict[str, int]:
-        """Counts and bytes of what the arena holds."""
-        mem, row = self._mem, self.bank.shape[1] * 4
+        """Counts and bytes of what the arena holds; see Vocabulary.stats."""
+        mem, rows = self._mem, self.rows
         return {
             "states": self.node_count,
             "transitions": int(mem[layout.H_MEMO_COUNT]),
             "mask_rows": self.row_count,
-            "mask_bytes": self.row_count * row,
+            "mask_bytes": self.row_count * 4 * self.vocabulary.words,
+            "mask_hits": rows.hits,
+            "mask_walks": rows.walks,
+            "mask_rows_evicted": rows.evicted,
+            "mask_sweeps": rows.sweeps,
             "state_bytes": 4 * (layout.STRIDE * self.node_count + int(mem[layout.H_POOL_COUNT]) + 3 * int(mem[layout.H_MEMO_COUNT])),
             "reserved_bytes": self.nbytes,
             "grammars": len(self._roots),
@@ -194,26 +200,27 @@ class Arena:
         """Row of the bank that holds the mask of `state`."""
         with self.lock:
             while True:
-                row = mask_row(self._mem, self._voc, self.bank, self._fixed, self._index, self._work, state)
+                row = mask_row(self._mem, self._voc, self.rows.rows, self._fixed, self.rows.index, self.rows.work, state)
                 if row >= 0:
                     return int(row)
                 self._make_room()
 
-    def mask(self, state: int) -> np.ndarray:
-        """Read-only view of the state's mask; it stays what it was even if the bank is enlarged or emptied.
+    def mask(self, state: int, owner: object = None) -> np.ndarray:
+        """Read-only view of the state's mask; it stays what it was even if the bank is enlarged or makes room.
+
+        owner: the grammar that asks; as long as somebody holds it, its rows are the last to go.
 
         Raises:
             NoTokenPath: the mask is empty.
         """
         number = self.mask_row(state)
         with self.lock:
-            view = self._views.get(number)
-            if view is None:
-                view = self._views[number] = self.bank[number]
-                view.flags.writeable = False
-                if not view.any():
-                    raise NoTokenPath("the grammar can go on here, but no token of the vocabulary spells the bytes that it needs")
-            self.masks[state] = view
+            rows = self.rows
+            view = rows.view(number)
+            if not view.any():
+                raise NoTokenPath("the grammar can go on here, but no token of the vocabulary spells the bytes that it needs")
+            rows.note(state, owner)
+            rows.masks[state] = view
         return view
 
     def guarded(self, state: int, budget: int) -> np.ndarray:
@@ -264,15 +271,14 @@ class Arena:
         with self.lock:
             for section in _FULL.values():
                 self._grow(section)
-            self._grow_bank()
+            self.rows.make_room(self._mem, settings.bank_bytes)
             kernels.settle(self._mem)
-            kernels.forget_masks(self._mem)
-            self._new_bank()
+            self.rows.forget(self._mem)
 
     def settle(self) -> None:
         """Become an arena that others begin with: only what serves every grammar stays, and it changes no more."""
         with self.lock:
-            self._fixed = self.bank[: self.row_count].copy()
+            self._fixed = self.rows.rows[: self.row_count].copy()
             kernels.settle(self._mem)
             walked, self._mem = self._mem, _new_memory(self._caps)
             self._take_over(walked, memo=False)
@@ -291,7 +297,7 @@ class Arena:
         status = int(mem[layout.H_STATUS])
         mem[layout.H_STATUS] = mem[layout.H_DEPTH] = mem[layout.H_SCRATCH_TOP] = 0
         if status == layout.FULL_BANK:
-            self._grow_bank()
+            self.rows.make_room(mem, settings.bank_bytes)
         elif status in _FULL:
             self._grow(_FULL[status])
         elif status == layout.TOO_DEEP:
@@ -316,15 +322,3 @@ class Arena:
         for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
             new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
         kernels.rehash(old, new, int(memo))
-
-    def _grow_bank(self) -> None:
-        rows, used = 2 * self._caps["bank"], self.row_count
-        if rows * self.bank.shape[1] * 4 > self.bank_bytes and used > 8:
-            kernels.forget_masks(self._mem)
-            self._new_bank()
-            return
-        self._caps["bank"] = rows
-        old, index = self.bank, self._index
-        self._new_bank()
-        self.bank[:used] = old[:used]
-        kernels.reindex(self.bank, index, self._index)

@@ -74,8 +74,12 @@ class Matcher:
             return np.zeros(self.vocabulary.words, np.uint32)
         if remaining is not None and not self._arena.fits(self._state, remaining - self.vocabulary.longest):
             return self.guarded_mask(remaining)
-        row = self._arena.masks.get(self._state)
-        return self._arena.mask(self._state) if row is None else row
+        rows = self._arena.rows
+        row = rows.masks.get(self._state)
+        if row is None:
+            return self._arena.mask(self._state, self.grammar)
+        rows.hits += 1
+        return row
 
     def guarded_mask(self, remaining: int) -> np.ndarray:
         """The mask without the tokens after which `remaining` - 1 more tokens could not complete the text; own memory."""
@@ -83,7 +87,7 @@ class Matcher:
 
     def bank_row(self) -> int:
         """Row number of this state's mask in `bank`."""
-        self._arena.mask(self._state)
+        self._arena.mask(self._state, self.grammar)
         return self._arena.mask_row(self._state)
 
     @property

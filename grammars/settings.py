@@ -83,7 +83,8 @@ def configure(
         disk_cache: folder in which compiled grammars and tries of vocabularies are kept between processes; None keeps nothing on
             disk. Until this is called nothing is kept, except that an Engine keeps them in its cache folder.
         disk_bytes: bytes that the folder may take (default 128 MiB); what has not been used for longest goes first.
-        bank_bytes: bytes of mask rows per vocabulary before they are dropped and rebuilt on demand (default 256 MiB).
+        bank_bytes: bytes of mask rows per vocabulary (default 256 MiB). Beyond that rows go that nobody needs: those of grammars that
+            are not held any more first, and what has not been asked for lately.
         arena_bytes: bytes of states and masks per vocabulary before new grammars get a fresh arena (default 384 MiB).
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from agentkit.grammars.arena import Arena
-from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
     from agentkit.grammars.vocabulary import Vocabulary
@@ -24,7 +23,7 @@ def common_arena(vocabulary: Vocabulary) -> Arena:
     """An arena in which a typical object has been written, in both kinds of white space and key order."""
     from agentkit.grammars.frontends.json_schema import compile_schema
 
-    arena = Arena(vocabulary, settings.bank_bytes)
+    arena = Arena(vocabulary)
     compact = _TEXT.replace(b": ", b":").replace(b", ", b",")
     kinds: list[tuple[Literal["compact", "flexible"], Literal["declared", "any"], bytes]]
     kinds = [("compact", "declared", compact), ("compact", "any", compact), ("flexible", "any", _TEXT)]

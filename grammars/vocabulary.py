@@ -222,11 +222,16 @@ class Vocabulary:
             if self._arena is None or self._arena.nbytes > settings.arena_bytes:
                 if self._template is None and len(self.tokens) >= _TEMPLATE_FROM:
                     self._template = common_arena(self)
-                self._arena = Arena(self, settings.bank_bytes, self._template)
+                self._arena = Arena(self, self._template)
             return self._arena
 
     def stats(self) -> dict[str, int]:
-        """What the current arena holds: states, transitions, mask rows, and the bytes in use and reserved for each."""
+        """What the current arena holds, and how its bank of mask rows has served.
+
+        states, transitions, grammars; mask_rows and their mask_bytes; mask_hits: masks of states seen before, by a look-up;
+        mask_walks: the others, walked or found to be a row that was there; mask_rows_evicted: rows that had to go for want of room, in
+        mask_sweeps; state_bytes: in use for states; reserved_bytes: all memory taken.
+        """
         return self.arena.stats()
 
     def clear(self) -> None:
