@@ -21,7 +21,6 @@ from agentkit.grammars.core.lower import lower
 from agentkit.grammars.core.masks import mask_row
 from agentkit.grammars.core.search import fits, tokens_needed
 from agentkit.grammars.expr import Program
-from agentkit.grammars.pages import Image, zeros
 from agentkit.grammars.settings import settings
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def _new_memory(caps: dict[str, int]) -> np.ndarray:
     hash_size = 1 << (2 * caps["nodes"] - 1).bit_length()
     sizes = [layout.H_SIZE, caps["nodes"] * layout.STRIDE, hash_size, 3 * caps["memo"], 256 * caps["rows"], caps["scratch"], caps["pool"]]
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    mem = zeros(int(starts[-1]))
+    mem = np.zeros(starts[-1], np.int32)
     mem[layout.H_NODES], mem[layout.H_NODE_CAP] = starts[1], caps["nodes"]
     mem[layout.H_HASH], mem[layout.H_HASH_MASK] = starts[2], hash_size - 1
     mem[layout.H_MEMO], mem[layout.H_MEMO_MASK] = starts[3], caps["memo"] - 1
@@ -87,8 +86,7 @@ class Arena:
         """Tokens of the shortest completion as the tokenizer splits it, for states that were asked for."""
         self._moves: dict[tuple[int, int], int] = {}  # (state, token) -> state after it: texts that are like earlier ones
         self._fixed: np.ndarray = np.zeros((0, vocabulary.words), np.uint32) if template is None else template._fixed
-        self._image: Image | None = None
-        self._mem = _first_memory(self._caps) if template is None or template._image is None else template._image.copy()
+        self._mem = _first_memory(self._caps) if template is None else template._mem.copy()
 
     @property
     def bank(self) -> np.ndarray:
@@ -280,9 +278,9 @@ class Arena:
         with self.lock:
             self._fixed = self.rows.rows[: self.row_count].copy()
             kernels.settle(self._mem)
+            self._caps["memo"] = _START["memo"]
             walked, self._mem = self._mem, _new_memory(self._caps)
             self._take_over(walked, memo=False)
-            self._image = Image(self._mem)
 
     def _run(self, kernel: Kernel, *args: Any) -> int:
         while True:

@@ -1,12 +1,9 @@
-"""Programs of builders that begin with common nodes, and the memory that arenas begin with."""
+"""Programs of builders that begin with common nodes."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agentkit.grammars import expr
@@ -14,7 +11,6 @@ from agentkit.grammars.expr import Builder, Extra, Field, Node, Program
 from agentkit.grammars.frontends.json_schema.beginning import beginning
 from agentkit.grammars.frontends.json_schema.compile import compile_schema, schema_node
 from agentkit.grammars.frontends.json_schema.emit import Style
-from agentkit.grammars.pages import Image, zeros
 from tests.grammars.reference import Reference, accepts
 
 SCHEMAS: list[Any] = [
@@ -102,41 +98,3 @@ def test_each_operator_is_cut_out_of_a_beginning(kind: int) -> None:
     wrapped = builder.program(builder.alt(nodes[kind], builder.literal(b"own")))
     assert accepts(wrapped, b"own")
     same(wrapped, bare.program(bare.alt(every_operator(bare)[kind], bare.literal(b"own"))), texts)
-
-
-def test_copies_of_an_image_share_nothing_that_is_written() -> None:
-    array = np.arange(5000, dtype=np.int32)
-    image = Image(array)
-    one, other = image.copy(), image.copy()
-    one[17] = -1
-    assert other[17] == image.copy()[17] == array[17] == 17
-    assert (one[18:] == array[18:]).all()
-    fresh = zeros(3000)
-    assert not fresh.any()
-    assert fresh.dtype == np.int32
-
-
-def test_without_shared_pages_an_image_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> int:
-        raise OSError("forbidden")
-
-    monkeypatch.setattr(os, "memfd_create", refused, raising=False)
-    image = Image(np.arange(100, dtype=np.int32))
-    copy = image.copy()
-    copy[0] = 5
-    assert image.copy()[0] == 0
-
-
-def _write(array: np.ndarray) -> None:
-    array[:] = 9
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_what_a_forked_child_writes_stays_with_it() -> None:
-    mine = [zeros(2000), Image(np.zeros(2000, np.int32)).copy()]
-    for array in mine:
-        child = multiprocessing.get_context("fork").Process(target=_write, args=(array,))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-        assert not array.any()
