@@ -86,7 +86,7 @@ class Arena:
         """Tokens of the shortest completion as the tokenizer splits it, for states that were asked for."""
         self._moves: dict[tuple[int, int], int] = {}  # (state, token) -> state after it: texts that are like earlier ones
         self._fixed: np.ndarray = np.zeros((0, vocabulary.words), np.uint32) if template is None else template._fixed
-        self._mem = _first_memory(self._caps) if template is None else template._mem.copy()
+        self._mem: np.ndarray = _first_memory(self._caps) if template is None else template._mem.copy()
 
     @property
     def bank(self) -> np.ndarray:

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar
 from agentkit.grammars.expr import Builder, Node
@@ -61,6 +62,13 @@ class NumberFacets:
     hi_open: bool = False
     multiple_of: Fraction | None = None
     not_multiple_of: frozenset[Fraction] = frozenset()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
 
     @staticmethod
     def make(

@@ -73,6 +73,13 @@ class StringFacets:
     not_formats: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
+
     @staticmethod
     def make(
         *,

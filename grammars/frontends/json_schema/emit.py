@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentkit.grammars.expr import ANY, DECLARED, Builder, Extra, Field, Node
-from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings, spell_key
-from agentkit.grammars.frontends.json_schema.shapes import Array, Booleans, Null, Object
+from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRING, INTEGERS, Numbers, Strings, spell_key
+from agentkit.grammars.frontends.json_schema.shapes import ANY_BOOLEAN, ANY_NULL, Array, Booleans, Null, Object
 from agentkit.grammars.frontends.json_schema.solve import Final, Solver
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
 from agentkit.grammars.frontends.json_schema.unique import Distinct
@@ -23,6 +23,7 @@ Whitespace = Literal["compact", "flexible"]
 KeyOrder = Literal["declared", "any"]
 
 MAX_BLANKS = 40
+_CONSTANTS = {id(s): f"any {i}" for i, s in enumerate((ANY_STRING, ANY_NUMBER, INTEGERS, ANY_BOOLEAN, ANY_NULL))}
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ class Emitter:
 
     # ------------------------------------------------------------------ shapes
     def _shape(self, s: Final) -> Node:
+        if id(s) in _CONSTANTS:  # of every compilation, so their nodes are those of every schema in this builder
+            return self.b.named((_CONSTANTS[id(s)], self.style), lambda: self._made(s))
+        return self._made(s)
+
+    def _made(self, s: Final) -> Node:
         if isinstance(s, Object):
             return self._object(s)
         if isinstance(s, Strings):

@@ -13,7 +13,7 @@ from agentkit.grammars.frontends.json_schema.expand import Expander, pointer_of
 from agentkit.grammars.frontends.json_schema.members import describe
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, Array, Object, Shape
-from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, Type, Value
+from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, TRUE, Type, Value
 from agentkit.grammars.frontends.json_schema.unique import Distinct, distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps, settle, steps_of
 from agentkit.grammars.frontends.strings import spellable
@@ -28,8 +28,8 @@ class Solver:
 
     def __init__(self, expander: Expander) -> None:
         self.x = expander
-        self.alive: set[Type] = set()
-        self.below: dict[Type, list[Type]] = {}
+        self.alive: set[Type] = {TRUE}
+        self.below: dict[Type, list[Type]] = {TRUE: [TRUE]}
         """The types of the members of each type that `solve` has met."""
 
     def finals(self, t: Type) -> tuple[Final, ...]:
@@ -70,8 +70,8 @@ class Solver:
 
         Raises UnsatisfiableSchema if the root is empty, GrammarTooComplex past MAX_NESTING levels.
         """
-        depth: dict[Type, int] = {root: 0}
-        queue = [root]
+        depth: dict[Type, int] = {TRUE: 0, root: 0}
+        queue = [] if root is TRUE else [root]
         for t in queue:
             self.below[t] = [child for s in self.finals(t) for child in members(s)]
             for child in self.below[t]:
@@ -80,7 +80,7 @@ class Solver:
                     if depth[child] > MAX_NESTING:
                         raise GrammarTooComplex("nesting", f"{pointer_of(child)[:200]}: the schema is nested more than {MAX_NESTING} levels deep")
                     queue.append(child)
-        waiting, before = queue[::-1], 0
+        waiting, before = queue[::-1], -1
         while len(waiting) != before:
             before = len(waiting)
             waiting = [t for t in waiting if not self._comes_alive(t)]
@@ -96,6 +96,8 @@ class Solver:
 
     def holds(self, s: Final) -> bool:
         """Whether a shape has a value, as far as its members are known to have one."""
+        if isinstance(s, Object):
+            return self._can_be_had(s)
         if isinstance(s, Array):
             return s.lo == 0 or all(s.item(i) in self.alive for i in range(min(s.lo, len(s.prefix) + 1)))
         if isinstance(s, Steps):
@@ -103,9 +105,14 @@ class Solver:
         if isinstance(s, Distinct):
             usable = sum(map(spellable, s.names()))
             return usable + sum(x.count_up_to(s.lo - usable) for x in s.sets if x.only is None and usable < s.lo) >= s.lo
-        if isinstance(s, Object):
-            return not self._missing(s) and self._enough(s) and (not any(f.asked for f in s.extras) or any(f.asked and f.type in self.alive for f in s.extras))
         return True
+
+    def _can_be_had(self, s: Object) -> bool:
+        for name in s.required:
+            if s.fields[name] not in self.alive or not spellable(name):
+                return False
+        asked = [f for f in s.extras if f.asked]
+        return self._enough(s) and (not asked or any(f.type in self.alive for f in asked))
 
     def _missing(self, s: Object) -> list[str]:
         return [name for name in s.required if s.fields[name] not in self.alive or not spellable(name)]
