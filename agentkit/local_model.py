@@ -136,7 +136,8 @@ class LocalModel:
             return
         key = compact([head, tools])
         with self._pins_lock:
-            if key not in self._pins:
+            if key not in self._pins or self._pins[key].refused:
+                self._pins.pop(key, None)
                 try:
                     self._pins[key] = engine.pin(head, tools, wait=False)
                 except EngineError:

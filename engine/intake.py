@@ -11,7 +11,7 @@ import itertools
 import operator
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +167,12 @@ class Intake:
 def _token_ids(prompt: Any) -> list[int]:
     """A sequence of integers, of Python's own or of an array's, as a list."""
     try:
-        if isinstance(prompt, bytes | bytearray | Mapping):
+        if isinstance(prompt, bytes | bytearray | Mapping | Set):
             raise TypeError(f"it is {type(prompt).__name__}")
-        return [operator.index(token) for token in prompt]
+        tokens = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        if any(isinstance(token, bool) for token in tokens):
+            raise TypeError("True and False are no token ids")
+        return [operator.index(token) for token in tokens]
     except TypeError as error:
         raise TypeError(f"the prompt must be a text or a sequence of token ids ({error}); decode bytes first, and pass messages to chat()") from error
 

@@ -12,9 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from safetensors import SafetensorError
-
-from agentkit.engine.kv import KVPool, pages_for
+from agentkit.engine.kv import PAGE, KVPool, pages_for
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.prefix import Node, domain
 from agentkit.engine.prefix_file import is_meant_for, load_prefixes, save_prefixes
@@ -41,6 +39,11 @@ class Pin:
         """Blocks until the prefix is computed. Raises what went wrong, or TimeoutError after `timeout` seconds."""
         self._done.result(timeout)
         return self
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is known that the prefix is not kept; `wait` says why."""
+        return self._done.done() and self._done.exception() is not None
 
     def release(self) -> None:
         """The prefix may be evicted from now on; later calls do nothing."""
@@ -105,10 +108,11 @@ class PrefixCache:
     def pin(self, request: Request, *, wait: bool) -> Pin:
         """Computes a prefill request's prompt and pins it. Raises EngineError if pins would hold too much."""
         pool = self._pool
-        if not pool.tree.enabled:
-            raise EngineError("prefix_caching is off, so nothing can be pinned; create the engine with prefix_caching=True")
+        self._check_enabled("pinned")
         tokens = len(request.prompt)
         refusal = self._refusal(tokens, pages_for(tokens))
+        if refusal is not None:  # unless pins hold part of it already, which the engine thread knows
+            refusal = self._loop.call(lambda: self._refusal(tokens, pages_for(tokens) - self._held(request))).result()
         if refusal is not None:
             raise refusal
         pin = Pin(pool, self._loop, tokens)
@@ -126,6 +130,16 @@ class PrefixCache:
         self._loop.submit(request)
         return pin.wait() if wait else pin
 
+    def _held(self, request: Request) -> int:
+        """On the engine thread: how many pages of a prompt pins hold."""
+        tree = self._pool.tree
+        root = tree.enter(request.domain)
+        nodes = tree.match(root, request.prompt)
+        rest = request.prompt[PAGE * len(nodes) :]
+        part, shared = tree.match_part(nodes[-1] if nodes else root, rest)
+        tree.leave(root)
+        return sum(tree.is_pinned(node) for node in nodes) + (part is not None and shared == len(rest) and tree.is_pinned(part))
+
     def _write(self) -> EngineError | None:
         """On the engine thread: what is pinned now, to the file that was given; returns what went wrong."""
         if self._file is None:
@@ -133,7 +147,7 @@ class PrefixCache:
         try:
             save_prefixes(self._pool, self._file, self._model(), pinned_only=True)
             self._in_file = {node for node in self._pool.tree if self._pool.tree.is_pinned(node)}
-        except (OSError, SafetensorError) as error:
+        except (OSError, EngineError) as error:
             failure = EngineError(f"the prefix is computed and pinned, but could not be written to {self._file}: {error}")
             failure.__cause__ = error
             return failure
@@ -153,7 +167,9 @@ class PrefixCache:
         """Writes pinned prefixes (or all that is cached) to one file, atomically; returns how many tokens.
 
         A later engine with the same model and settings starts warm from it. Prefixes of salted requests are never written.
+        Raises OSError where the folder cannot be written to, EngineError where writing fails or prefix_caching is off.
         """
+        self._check_enabled("saved")
         model = self._model()
         return self._loop.call(lambda: save_prefixes(self._pool, Path(path), model, pinned_only=pinned_only)).result()
 
@@ -161,10 +177,15 @@ class PrefixCache:
         """Takes in a file that `save` wrote, as far as there is room; returns how many tokens can be used now.
 
         What was loaded is not pinned: pin what must stay. Raises FileNotFoundError, and EngineError for a file that is damaged,
-        of another version, or of another model or precision.
+        of another version, or of another model or precision, and where prefix_caching is off.
         """
+        self._check_enabled("loaded")
         model = self._model()
         return self._loop.call(lambda: load_prefixes(self._pool, Path(path), model)).result()
+
+    def _check_enabled(self, what: str) -> None:
+        if not self._pool.tree.enabled:
+            raise EngineError(f"prefix_caching is off, so nothing can be {what}; create the engine with prefix_caching=True")
 
     def clear(self) -> None:
         """Forgets all that is not pinned or in use."""

@@ -149,11 +149,14 @@ class PrefixTree:
 
     def match_part(self, parent: Node, tokens: Sequence[int]) -> tuple[Node | None, int]:
         """The page below `parent` that shares most tokens with the beginning of `tokens`, and how many."""
-        best, length = None, 0
+        best, length, most = None, 0, min(len(tokens), PAGE)
+        more = tuple(tokens[:1])  # what a better one begins with
         for node in parent.children.get(tokens[0], ()) if tokens else ():
-            shared = common_prefix(node.tokens, tokens)
-            if shared > length:
-                best, length = node, shared
+            if node.tokens[: length + 1] == more:
+                best, length = node, common_prefix(node.tokens, tokens)
+                if length == most:
+                    break
+                more = tuple(tokens[: length + 1])
         return best, length
 
     def touch(self, nodes: Sequence[Node]) -> None:

@@ -27,7 +27,7 @@ FORMAT = f"{_FAMILY}1"
 
 
 def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) -> int:
-    """Writes the tree of requests without adapter and salt; returns the number of tokens written."""
+    """Writes the tree of requests without adapter and salt; returns the number of tokens written. Raises OSError or EngineError."""
     nodes = _in_order(pool, pinned_only)
     places = {id(node): i for i, node in enumerate(nodes)}
     pages = [pool.data[:, :, :, node.page * PAGE : node.page * PAGE + len(node.tokens)] for node in nodes]
@@ -41,8 +41,10 @@ def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) ->
     try:
         save_file({"kv": data}, name, metadata=header)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, SafetensorError):
+            raise EngineError(f"{path} could not be written ({error}); is the disk full?") from error
         raise
     return data.shape[3]
 
@@ -63,7 +65,7 @@ def load_prefixes(pool: KVPool, path: Path, model: str) -> int:
     for name, mine in (("model", model), ("kv", _kind(pool))):
         if header.get(name) != mine:
             raise EngineError(f"{path} was written with another {name} ({header.get(name)!r}, here {mine!r}); its keys and values mean nothing here")
-    if header.get("digest") != _digest(data, header):
+    if "tree" not in header or header.get("digest") != _digest(data, header):
         raise EngineError(f"{path} is damaged: its contents do not match their digest; delete it and write it again with prefix.save")
     return _insert(pool, json.loads(header["tree"]), data)
 

@@ -60,11 +60,19 @@ class Scheduler:
         self._steps = 0
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises EngineBusy when max_queue requests wait already (beside those that could start at once)."""
+        """Queues a request, each of whose n outputs takes a place.
+
+        Raises EngineBusy when max_queue outputs wait already (beside those that could start at once), ValueError for more outputs than
+        there are places at all.
+        """
+        most, outputs = self._limits.max_running + self._limits.max_queue, 1 + len(request.siblings)
+        if outputs > max(1, most):
+            raise ValueError(f"n={outputs}: at most {most} outputs can run (max_running) and wait (max_queue) together; ask for fewer, or raise max_queue")
         with self._lock:
             free = max(0, self._limits.max_running - len(self.running))
-            if len(self._waiting) >= self._limits.max_queue + free:
-                raise EngineBusy(f"{len(self._waiting)} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
+            waiting = sum(1 + len(r.siblings) for r in self._waiting) + sum(len(r.siblings) for r in self.running)
+            if waiting + outputs > self._limits.max_queue + free:
+                raise EngineBusy(f"{waiting} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
             self._submitted += 1
             for number, each in enumerate((request, *request.siblings)):
                 each.rank = (-each.params.priority, self._submitted, number)

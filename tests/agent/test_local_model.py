@@ -48,7 +48,7 @@ class FakeEngine:
         if "too long" in str(messages):
             raise EngineError("too long to be pinned")
         self.pinned.append((messages, tools))
-        return SimpleNamespace(release=lambda: setattr(self, "released", self.released + 1))
+        return SimpleNamespace(release=lambda: setattr(self, "released", self.released + 1), refused="refused" in str(messages))
 
     async def astream(self, prompt: list[int], **options: Any) -> AsyncIterator[Event]:
         assert prompt == [1, 2, 3]
@@ -127,6 +127,16 @@ async def test_instructions_and_tools_are_pinned_once(compiled: list[TurnRequest
     model.close()
     assert engine.released == 5
     assert len(engine.pinned) == 5
+
+
+async def test_a_pin_that_was_refused_is_asked_for_again(compiled: list[TurnRequest]) -> None:
+    """It may be known only after the prefix was computed; by the next turn there may be room."""
+    engine = FakeEngine(*["x"] * 4)
+    model = LocalModel(engine)
+    for instructions in ("refused", "refused", "Kept.", "Kept."):
+        request = TurnRequest([UserMessage(content="Q")], instructions, [SPEC])
+        assert [event async for event in model.stream_turn(request)]
+    assert len(engine.pinned) == 3
 
 
 async def test_leaving_early_closes_the_engines_stream(compiled: list[TurnRequest]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from pydantic import BaseModel, Field
 
 from agentkit.engine import Engine, FinishEvent, TokenEvent
@@ -125,10 +126,12 @@ def test_bad_prompts(engine: Engine) -> None:
         engine.generate([1, 100000])
     with pytest.raises(TypeError, match="'tempature'"):
         engine.generate("x", tempature=1)
-    for wrong in (b"hello", [1.7], ["1"], None, 3, {"role": "user"}, [{"role": "user", "content": "x"}]):
+    bools: list[Any] = [[True, 5], [1, False], np.array([True]), torch.tensor([True, False])]
+    for wrong in (b"hello", [1.7], ["1"], None, 3, {"role": "user"}, [{"role": "user", "content": "x"}], {4, 5}, frozenset({1}), np.ones((2, 2), int), *bools):
         with pytest.raises(TypeError, match=r"sequence of token ids.*chat\(\)"):
             engine.generate(wrong)  # type: ignore[arg-type]
-    assert engine.generate(np.array([1, 2]), max_tokens=1).usage.input_tokens == 2  # type: ignore[arg-type]
+    for good in (np.array([1, 2]), torch.tensor([1, 2]), (1, 2), range(1, 3), [np.int64(1), 2]):
+        assert engine.generate(good, max_tokens=1).usage.input_tokens == 2  # type: ignore[arg-type]
 
 
 def test_extreme_biases_stay_finite(engine: Engine) -> None:

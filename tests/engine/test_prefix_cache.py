@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 
 from agentkit.engine import Engine
@@ -93,6 +94,50 @@ def test_pins_know_their_limits(make: Make) -> None:
     salted.release()
 
 
+def test_what_pins_hold_already_may_be_pinned_again(make: Make) -> None:
+    """The same prefix, one that goes on from it, and its beginning; what is new counts alone."""
+    engine = make(kv_memory=PAGES_100)
+    pages = engine.stats().pages
+    prompt = [i % 250 for i in range(32 * (pages * 6 // 10) + 5)]
+    first = engine.pin(prompt=prompt)
+    held = engine.stats().pinned_pages
+    assert held == pages * 6 // 10 + 1
+    for again in (prompt, [*prompt, 1, 2, 3], prompt[: len(prompt) // 2]):
+        assert not engine.pin(prompt=again).refused
+    assert held <= engine.stats().pinned_pages <= held + 1
+    with pytest.raises(EngineError, match="may hold 75%"):
+        engine.pin(prompt=[7, *prompt])
+    with pytest.raises(EngineError, match="may hold 75%"):
+        engine.pin(prompt=prompt, cache_salt="another tenant")
+    first.release()
+    assert engine.generate([*prompt, 1], max_tokens=1).usage.cached_tokens == len(prompt)
+
+
+def test_without_a_cache_there_is_nothing_to_pin_save_or_load(make: Make, tmp_path: Path) -> None:
+    engine = make(prefix_caching=False)
+    for action in (lambda: engine.pin(prompt="hello"), lambda: engine.prefix.save(tmp_path / "file"), lambda: engine.prefix.load(tmp_path / "file")):
+        with pytest.raises(EngineError, match="prefix_caching is off"):
+            action()
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make()
+    engine.pin(prompt=list(range(50)))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OSError, match="file"):
+        engine.prefix.save(tmp_path / "file" / "prefix")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("agentkit.engine.prefix_file.save_file", full)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(EngineError, match="No space left"):
+        engine.prefix.save(tmp_path / "prefix")
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_pins_on_their_way_together_keep_to_the_limit(make: Make) -> None:
     engine = make(kv_memory=PAGES_100)
     pages = engine.stats().pages
@@ -104,6 +149,7 @@ def test_pins_on_their_way_together_keep_to_the_limit(make: Make) -> None:
             pin.wait(30)
         except EngineError as error:
             refused.append(str(error))
+            assert pin.refused
     assert refused
     assert all("may hold 75%" in message for message in refused)
     assert 0.5 * pages < engine.stats().pinned_pages <= 0.75 * pages

@@ -123,6 +123,30 @@ def test_queue_limit_is_engine_busy() -> None:
     bench.complete(PROMPT, max_tokens=2)
 
 
+def test_every_output_takes_a_place_in_the_queue() -> None:
+    bench = Bench(TinyDecoder(), limits=Limits(max_running=2, max_queue=3))
+
+    def of(count: int) -> Request:
+        first, *others = (bench.request(PROMPT, max_tokens=4, temperature=1.0, seed=seed) for seed in range(count))
+        first.siblings = others
+        return first
+
+    with pytest.raises(ValueError, match="n=6: at most 5 outputs"):
+        bench.scheduler.submit(of(6))
+    groups = [of(3), of(2)]
+    for group in groups:
+        bench.scheduler.submit(group)
+    requests = [each for group in groups for each in (group, *group.siblings)]
+    with pytest.raises(EngineBusy, match="max_queue is 3"):
+        bench.submit(PROMPT)
+    bench.step()
+    with pytest.raises(EngineBusy, match="3 requests are waiting"):
+        bench.submit(PROMPT)
+    bench.run(*requests)
+    assert all(r.outcome for r in requests)
+    bench.complete(PROMPT, max_tokens=2)
+
+
 def test_waits_for_memory_instead_of_failing() -> None:
     bench = Bench(TinyDecoder(), pages=4)
     requests = [bench.submit([i] * 60, max_tokens=4) for i in range(1, 5)]
