@@ -8,7 +8,7 @@ This module knows nothing of scheduling, models or threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
@@ -51,8 +51,12 @@ class Advancer:
 
     def advance(self, request: Request, logits: Logits) -> None:
         """Decides the next token from `logits` [V] and whatever it forces; may end the request."""
-        matcher = request.matcher
         token, mask = self._choose(request, logits)
+        self.take(request, token, partial(self._logprobs, request, logits, mask, token))
+
+    def take(self, request: Request, token: int, logprobs: Callable[[], list[TokenLogprob]]) -> None:
+        """What follows from a token that has been chosen. logprobs: asked for where it is text."""
+        matcher = request.matcher
         if matcher is not None:
             matcher.accept(token)
             if matcher.is_finished:
@@ -61,7 +65,7 @@ class Advancer:
         elif token in self._stop_ids:
             request.finish("stop", complete=True)
             return
-        request.add([token], logprobs=self._logprobs(request, logits, mask, token))
+        request.add([token], logprobs=logprobs())
         self._follow(request)
 
     def _choose(self, request: Request, logits: Logits) -> tuple[int, Mask | None]:

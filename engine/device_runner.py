@@ -80,6 +80,10 @@ class DeviceRunner:
                 span.on_states(states[end - drafted - span.states : end].float())
         return results
 
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [R, V] in float32, on the device."""
+        return self._forward(batch)[0]
+
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""
         if self.decoder is not None:

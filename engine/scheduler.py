@@ -16,6 +16,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
+from agentkit.engine.device_decoding import DeviceDecoding
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State
@@ -45,13 +46,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: Runner, pool: KVPool, advancer: Advancer, limits: Limits, speculator: Speculator | None = None, metrics: Metrics | None = None
+        self,
+        runner: Runner,
+        pool: KVPool,
+        advancer: Advancer,
+        limits: Limits,
+        speculator: Speculator | None = None,
+        metrics: Metrics | None = None,
+        decoding: DeviceDecoding | None = None,
     ) -> None:
         self.pool = pool
         self.metrics = metrics or Metrics()
         self._runner = runner
         self._advancer = advancer
         self._speculator = speculator
+        self._decoding = decoding
         self._limits = limits
         self._lock = threading.Lock()
         self._waiting: list[Request] = []  # in order of rank; guarded by the lock
@@ -100,6 +109,8 @@ class Scheduler:
         self._admit()
         plan = self._plan()
         if not plan:
+            return
+        if self._decoding is not None and len(plan) == len(self.running) and self._decoding.takes(plan) and self._decode([r for r, _ in plan]):
             return
         self.metrics.steps += 1
         self.metrics.step_tokens += sum(span.size for _, span in plan)
@@ -265,6 +276,27 @@ class Scheduler:
                 self.running.remove(request)
                 return False
         return True
+
+    def _decode(self, requests: list[Request]) -> bool:
+        """Steps of one token for each, on a device that does not wait for them. False: there was no room for any."""
+        assert self._decoding is not None
+        burst = self._decoding.run(requests, self._undisturbed)
+        self.metrics.steps += burst.steps
+        self.metrics.step_tokens += burst.steps * len(requests)
+        for request, error in burst.errors:
+            self._fail(request, error)
+        for request in requests:
+            if request.outcome is not None:
+                self._release(request, keep=True)
+        self.running = [r for r in self.running if r.state is State.RUNNING]
+        return burst.steps > 0
+
+    def _undisturbed(self) -> bool:
+        """Is there nothing but to go on with those that run?"""
+        now = time.perf_counter()
+        if any(r.cancelled or r.is_late(now) for r in self.running if r.state is State.RUNNING):
+            return False
+        return not self._waiting or self.active >= self._limits.max_running
 
     def _span(self, request: Request, count: int, size: int) -> Span:
         """The next `count` tokens of a request, with a draft behind them if they are all that is known. size: tokens of the step so far."""

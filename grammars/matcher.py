@@ -56,6 +56,15 @@ class Matcher:
         """Node number of the state: equal numbers in one arena mean equal futures."""
         return self._state
 
+    @property
+    def arena(self) -> Arena:
+        """Where the states of this matcher lie."""
+        return self._arena
+
+    def is_guarded(self, remaining: int | None) -> bool:
+        """Is `mask(remaining)` narrower than the state's own mask, since the end of the budget is near?"""
+        return remaining is not None and not self._arena.fits(self._state, remaining - self.vocabulary.longest)
+
     def mask(self, remaining: int | None = None) -> np.ndarray:
         """Allowed tokens: read-only uint32 [ceil(width / 32)], bit i % 32 of word i // 32 for token i.
 
@@ -72,7 +81,7 @@ class Matcher:
         """
         if self._finished:
             return np.zeros(self.vocabulary.words, np.uint32)
-        if remaining is not None and not self._arena.fits(self._state, remaining - self.vocabulary.longest):
+        if remaining is not None and self.is_guarded(remaining):
             return self.guarded_mask(remaining)
         rows = self._arena.rows
         row = rows.masks.get(self._state)

@@ -159,7 +159,7 @@ def _advance(
             may = tl.full((), 1, tl.int1)
             if head >= 0:
                 may = _accepts(nullable, head, stack, depth, DEPTH)
-            tl.store(status + b, tl.where(may, 65, 64))
+            tl.store(status + b, tl.where(may, 65, 66))
         elif head >= 0:
             one = tl.arange(0, 1)
             known = tl.load(specials + 1 + tl.arange(0, _SPECIALS)) == token
@@ -175,7 +175,7 @@ def _advance(
                 tl.store(stack + below + count - 1 - j, frame, mask=read & (j < count))
             tl.store(heads + b + one, after, mask=read)
             tl.store(depths + b + one, below + count, mask=read)
-            tl.store(status + b + one, tl.zeros((1,), tl.int32) + 64, mask=read == 0)
+            tl.store(status + b + one, tl.zeros((1,), tl.int32) + 66, mask=read == 0)
 
 
 def find_rows(tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None:
@@ -200,7 +200,7 @@ def build_rows(tables: Tables, states: States, status: torch.Tensor, rows: torch
 
 
 def advance(tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Moves each request whose status is FINE over its token, in place. After it STOPPED for a stop token; MISSED, and the state as it was,
+    """Moves each request whose status is FINE over its token, in place. After it STOPPED for a stop token; LOST, and the state as it was,
     where the tables do not say where it leads. tokens [B].
     """
     depth = states.stacks.shape[1]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from agentkit.grammars.device import DEAD, MISS, SPECIALS, Place, key_of
-from agentkit.grammars.kernels.tables import FINE, FREE, LOCAL, MISSED, NO_ROW, STOPPED, States, Tables
+from agentkit.grammars.kernels.tables import FINE, FREE, LOCAL, LOST, MISSED, NO_ROW, STOPPED, States, Tables
 
 __all__ = ["advance", "build_rows", "find_rows"]
 
@@ -99,7 +99,7 @@ def advance(tables: Tables, states: States, status: torch.Tensor, tokens: torch.
         token = int(tokens[b])
         free = states.heads[b] == FREE
         if token in stops:
-            status[b] = STOPPED if free or walker.accepts(states.place(b)) else MISSED
+            status[b] = STOPPED if free or walker.accepts(states.place(b)) else LOST
         elif not free:
             written = tables.symbols[int(tables.starts[token]) : int(tables.starts[token + 1])].tolist()
             if not written and token in specials:
@@ -109,6 +109,6 @@ def advance(tables: Tables, states: States, status: torch.Tensor, tokens: torch.
             except _Missed:
                 following = None
             if following is None:
-                status[b] = MISSED
+                status[b] = LOST
             else:
                 states.load(b, following)

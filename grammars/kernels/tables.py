@@ -13,7 +13,7 @@ import torch
 from agentkit.grammars.device import SPECIALS, SYMBOLS, Place, Pushdown
 from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["FINE", "FREE", "LOCAL", "MISSED", "NO_ROW", "STOPPED", "States", "Tables"]
+__all__ = ["FINE", "FREE", "LOCAL", "LOST", "MISSED", "NO_ROW", "STOPPED", "States", "Tables"]
 
 FREE = -1
 """Head of a request without a grammar."""
@@ -21,8 +21,9 @@ NO_ROW = -1
 """Row of a request without a grammar: everything is allowed."""
 LOCAL = 6
 """Frames that one token may leave behind; a token that would leave more is a miss."""
-FINE, MISSED, STOPPED = 0, 64, 65
-"""Status of a request: goes on | needs what has not been handed over: its last step does not count | a stop token came."""
+FINE, MISSED, STOPPED, LOST = 0, 64, 65, 66
+"""Status of a request: goes on | its mask is not known and could not be built: the step does not count | a stop token came |
+its token counts, but the tables do not say where it leads."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Tables:
             self.nullable.copy_(torch.from_numpy(pushdown.nullable))
         heads = np.fromiter(changes.heads, np.int64)
         keys, rows = (np.asarray(c, np.int64) for c in (changes.keys, changes.rows))
+        device = self.moves.device
         for target, source, places in (
             (self.moves, pushdown.moves, heads),
             (self.nullable, pushdown.nullable, heads),
@@ -90,11 +92,10 @@ class Tables:
             (self.keys, pushdown.keys, keys),
         ):
             if len(places):
-                where = torch.from_numpy(places).to(target.device)
-                target[where] = torch.from_numpy(source[places]).to(target.device)
+                target.index_copy_(0, _sent(places, device), _sent(source[places], device))
         known = pushdown.vocabulary.symbol_tokens
         row = [len(known), *known[:SPECIALS], *[-1] * (SPECIALS - len(known))]
-        self.specials.copy_(torch.tensor(row, dtype=torch.int32))
+        self.specials.copy_(_sent(np.asarray(row, np.int32), device))
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,18 @@ class States:
         """Set where a request stands; None: it has no grammar."""
         head, frames = (FREE, ()) if place is None else place
         self.heads[request], self.depths[request] = head, len(frames)
-        self.stacks[request, : len(frames)] = torch.tensor(frames, dtype=torch.int32)
+        if frames:
+            self.stacks[request, : len(frames)].copy_(_sent(np.asarray(frames, np.int32), self.heads.device), non_blocking=True)
 
     def place(self, request: int) -> Place:
         """Where a request stands; waits for the device."""
         return Place(int(self.heads[request]), tuple(self.stacks[request, : int(self.depths[request])].tolist()))
+
+
+def _sent(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A host's array on the device; the host does not wait for the copy."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _vocabulary(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ Knows nothing of logits, masks or kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class SamplingBatch:
             raise ValueError("this batch has no room for the penalties or biases of the request; make one with history= and biases=")
         temperature = 0.0 if p.greedy else p.temperature
         row = [temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty]
-        self.numbers[:, place] = torch.tensor(row, dtype=torch.float64)
+        _put(self.numbers[:, place], np.asarray(row, np.float64))
         self.top_k[place] = min(p.top_k, (1 << 31) - 1)
         self.seeds[place] = (draw.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed number
         self.positions[place], self.streams[place] = draw.position, draw.stream
@@ -124,8 +124,8 @@ class SamplingBatch:
         if self.bias_ids is not None and self.biases is not None:
             self.bias_ids[place] = -1
             ids = list(p.logit_bias)
-            self.bias_ids[place, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-            self.biases[place, : len(ids)] = torch.tensor(list(p.logit_bias.values()), dtype=torch.float32)
+            _put(self.bias_ids[place, : len(ids)], np.asarray(ids, np.int32))
+            _put(self.biases[place, : len(ids)], np.asarray(list(p.logit_bias.values()), np.float32))
 
     @staticmethod
     def _load_history(history: torch.Tensor, draw: Draw) -> None:
@@ -133,16 +133,15 @@ class SamplingBatch:
             row = 2 * np.bincount(np.asarray(draw.written, np.int64), minlength=history.numel())[: history.numel()]
             prompt = np.asarray(draw.prompt, np.int64)
             row[prompt[prompt < row.size]] |= 1
-            history.copy_(torch.from_numpy(row.astype(np.int32)))
+            _put(history, row.astype(np.int32))
         else:
             history.zero_()
 
-    def copy_from(self, other: SamplingBatch) -> None:
-        """Takes over every entry of a batch of the same shape."""
-        for f in fields(self):
-            mine, its = getattr(self, f.name), getattr(other, f.name)
-            if mine is not None:
-                mine.copy_(its)
+
+def _put(target: torch.Tensor, values: np.ndarray) -> None:
+    """Copies without waiting for the device."""
+    source = torch.from_numpy(values)
+    target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
 
 
 def needs_history(params: SamplingParams) -> bool:

@@ -14,7 +14,7 @@ from agentkit.grammars.device import MISS, OVER, Place, Pushdown, key_of, token_
 from agentkit.grammars.expr import Builder
 from agentkit.grammars.kernels import pushdown as kernels
 from agentkit.grammars.kernels import pushdown_reference as reference
-from agentkit.grammars.kernels.tables import FINE, MISSED, NO_ROW, STOPPED, States, Tables
+from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, NO_ROW, STOPPED, States, Tables
 from agentkit.grammars.matcher import Matcher
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -133,7 +133,7 @@ def test_masks_built_from_the_tables_are_those_of_the_arena(backend: ModuleType,
         backend.advance(tables, states, status, torch.tensor([1, token, STOP, 2], device=DEVICE))
         assert status.tolist()[2] == STOPPED
         if token == STOP:
-            assert status[1] == (STOPPED if matcher.is_accepting else MISSED)
+            assert status[1] == (STOPPED if matcher.is_accepting else LOST)
         elif status[1] != FINE:
             built = 0
 
@@ -166,11 +166,11 @@ def test_what_is_not_handed_over_is_a_miss_and_changes_nothing(backend: ModuleTy
     status.zero_()
     for token in (b'{"', b"a"):
         backend.advance(tables, states, status, torch.tensor([5, TOKENS.index(token), 5, 5], device=DEVICE))
-        assert status.tolist() == [FINE, MISSED, FINE, FINE]
+        assert status.tolist() == [FINE, LOST, FINE, FINE]
         assert states.place(1) == place
         status.zero_()
     backend.advance(tables, states, status, torch.tensor([5, STOP, 5, 5], device=DEVICE))
-    assert status.tolist() == [FINE, MISSED, FINE, FINE]
+    assert status.tolist() == [FINE, LOST, FINE, FINE]
     _, tables, states, _, _ = prepared(GRAMMARS["deep"], known=False, depth=3)
     status.zero_()
     seen = []
@@ -178,7 +178,7 @@ def test_what_is_not_handed_over_is_a_miss_and_changes_nothing(backend: ModuleTy
         backend.advance(tables, states, status, torch.tensor([5, TOKENS.index(b"["), 5, 5], device=DEVICE))
         seen.append(int(status[1]))
     assert seen == sorted(seen)
-    assert seen[-1] == MISSED
+    assert seen[-1] == LOST
 
 
 @BACKENDS
@@ -190,7 +190,7 @@ def test_a_frame_that_begins_like_its_head_ends_up_whole(backend: ModuleType) ->
     status, rows = zeros()
     token = torch.tensor([0, TOKENS.index(b"a"), 0, 0], device=DEVICE)
     backend.advance(tables, states, status, token)
-    assert status[1] == MISSED
+    assert status[1] == LOST
     assert host.follow(place, b"a") is None
     whole = host.place(matcher._arena, matcher.state)
     assert whole is not None

@@ -1,0 +1,323 @@
+"""Requests that decode one token a step, driven on a device that does not wait for the host.
+
+Inputs: requests of the scheduler whose next step is a single token. A *burst* of steps keeps one step in flight while the result of
+the one before is taken: the host follows each text with the request's own matcher, a step late, and is the judge of every token. What
+the device could not do (a mask or state that was not handed over) it says itself; what it cannot know (forced text, stop strings, the
+budget's end) the host sees, and the step in flight does not count for that request. While the device computes, grammars are expanded
+ahead of it. Knows nothing of the queue, and nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+
+from agentkit.engine.advance import Advancer
+from agentkit.engine.device_step import Bucket, DeviceStep, Forward, Result, step_kernels
+from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv import KVPool
+from agentkit.engine.request import Request, State, TokenLogprob
+from agentkit.engine.runner import Span
+from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
+from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
+from agentkit.grammars.matcher import Matcher
+from agentkit.grammars.vocabulary import Vocabulary
+
+__all__ = ["Burst", "DeviceDecoding"]
+
+BURST = 32  # steps before the scheduler gets its turn
+AHEAD = 2  # tokens for which likely continuations are prepared
+EXPANDED = 8  # further heads expanded per step
+MOST = 256  # requests of a step
+SMALLEST_PAGES = 8
+
+
+@dataclass
+class Seat:
+    """A request's place in a step. since: the first launch that counts for it.   known: its tokens when device and host agreed last."""
+
+    request: Request
+    place: Place | None = None
+    since: int = 0
+    known: int = 0
+    pages: tuple[int, ...] = ()
+    takes_part: bool = True
+
+
+@dataclass
+class Burst:
+    """What happened. steps: launched.   misses: times that the host had to tell the device how a request goes on.   errors: of requests that failed."""
+
+    steps: int = 0
+    misses: int = 0
+    errors: list[tuple[Request, Exception]] = field(default_factory=list)
+
+
+class DeviceDecoding:
+    """forward: a batch of single tokens -> logits [B, V].   width, vocab_size: columns of the logits, and how many are tokens.
+    stops: ids that end an output.   kernels: "triton", or "reference".   graphs: capture steps (on a GPU).
+    states, rows, depth: see Pushdown.   ahead: tokens for which likely continuations are prepared.   expanded: further heads per step.
+    """
+
+    def __init__(
+        self, forward: Forward, pool: KVPool, advancer: Advancer, *, width: int, vocab_size: int, stops: Sequence[int], kernels: str = "triton",
+        graphs: bool = True, states: int = 1 << 14, rows: int = 1 << 12, depth: int = 64, ahead: int = AHEAD, expanded: int = EXPANDED,
+    ) -> None:  # fmt: skip
+        self._forward, self._pool, self._advancer = forward, pool, advancer
+        self._device = pool.data.device
+        self._kernels = step_kernels(kernels)
+        self._width, self._vocab_size, self._stops = width, vocab_size, tuple(stops)
+        self._graphs = graphs and self._device.type == "cuda"
+        self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._sizes = (states, rows, depth)
+        self._ahead, self._expanded = ahead, expanded
+        self._pushdown: Pushdown | None = None
+        self._tables: Tables | None = None
+        self._steps: dict[Bucket, DeviceStep] = {}
+        self._seats: dict[Bucket, list[Seat | None]] = {}
+        self._declined: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # how many tokens a request had when a step could not take it
+
+    # -- who takes part -----------------------------------------------------------------------------------------
+
+    def takes(self, plan: Sequence[tuple[Request, Span]]) -> bool:
+        """Can all of a plan be decoded here?"""
+        return 0 < len(plan) <= MOST and all(self._fits(request, span) for request, span in plan)
+
+    def _fits(self, request: Request, span: Span) -> bool:
+        plain = len(span.tokens) == 1 and span.rows == 1 and span.draft is None and span.on_states is None and span.sequence.first_page == 0
+        declined = self._declined.get(request) == len(request.tokens)
+        if not plain or declined or request.prefill_only or request.siblings or request.params.logprobs:
+            return False
+        matcher = request.matcher
+        return matcher is None or (isinstance(matcher, Matcher) and _is_plain(request, matcher) and self._find_place(matcher) is not None)
+
+    def _find_place(self, matcher: Matcher) -> Place | None:
+        return self._grammars(matcher.vocabulary).place(matcher.arena, matcher.state)
+
+    def _grammars(self, vocabulary: Vocabulary) -> Pushdown:
+        """The tables of a vocabulary; begun anew when they are full, or for another vocabulary."""
+        states, rows, depth = self._sizes
+        if self._pushdown is None or self._pushdown.vocabulary is not vocabulary:
+            self._pushdown = Pushdown(vocabulary, states=states, rows=rows, depth=depth)
+            self._tables = Tables.of(self._pushdown, MOST, self._device)
+            self._forget(steps=True)
+        elif self._pushdown.is_full:
+            self._pushdown.clear()
+            assert self._tables is not None
+            self._tables.hand_over(self._pushdown, everything=True)
+            self._forget(steps=False)
+        return self._pushdown
+
+    def _forget(self, *, steps: bool) -> None:
+        """Nobody is in step with the device any more; steps: those with grammars are to be made anew."""
+        for bucket in [bucket for bucket in self._steps if bucket.grammars]:
+            self._seats[bucket] = [None] * bucket.requests
+            if steps:
+                del self._steps[bucket], self._seats[bucket]
+
+    def _step_for(self, requests: Sequence[Request]) -> DeviceStep:
+        """The smallest step that holds the requests, captured if need be."""
+        params = [r.params for r in requests]
+        pages = max(len(r.sequence.pages) for r in requests if r.sequence is not None) + 1 + BURST // PAGE
+        need = Bucket(
+            requests=_power(len(requests)),
+            pages=max(SMALLEST_PAGES, _power(pages)),
+            grammars=any(r.matcher is not None for r in requests),
+            history=any(map(needs_history, params)),
+            logprobs=any(p.logprobs is not None for p in params),
+            biases=_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
+        )
+        step = self._steps.get(need)
+        if step is None:
+            step = self._steps[need] = DeviceStep(
+                need, self._forward, self._kernels, self._device, width=self._width, vocab_size=self._vocab_size, stops=self._stops,
+                tables=self._tables, depth=self._sizes[2], graph=self._graphs, memory=self._memory,
+            )  # fmt: skip
+            self._seats[need] = [None] * need.requests
+        return step
+
+    # -- a burst ------------------------------------------------------------------------------------------------
+
+    def run(self, requests: Sequence[Request], undisturbed: Callable[[], bool]) -> Burst:
+        """Decodes until somebody needs more than a step can do, `undisturbed` is false, or BURST steps are over.
+
+        Every request is left between two steps: its tokens but the last are computed, or it has ended. No step at all is launched where
+        there is no room for one, which is the scheduler's business.
+        """
+        burst = Burst()
+        step = self._step_for(requests)
+        seats = self._seat(step, requests)
+        flying = 0
+        if not all(seat is None or seat.takes_part for seat in seats):
+            return burst
+        while burst.steps < BURST and self._make_room(step, seats, flying):
+            self._hand_over()
+            step.launch()
+            burst.steps += 1
+            flying += 1
+            if flying == 2:
+                flying -= 1
+                if not self._take(step, seats, step.read(), burst) or not undisturbed():
+                    break
+            else:
+                self._look_ahead(seats)
+        while flying:
+            flying -= 1
+            self._take(step, seats, step.read(), burst)
+        return burst
+
+    def _seat(self, step: DeviceStep, requests: Sequence[Request]) -> list[Seat | None]:
+        """Puts the requests where they were, if nothing has happened to them since, or loads them."""
+        seats = self._seats[step.bucket]
+        wanted = {id(r): r for r in requests}
+        for number, seat in enumerate(seats):
+            if seat is None:
+                continue
+            if id(seat.request) in wanted and seat.takes_part and seat.known == len(seat.request.tokens):
+                del wanted[id(seat.request)]
+            else:
+                seats[number] = None
+                step.retire(number)
+        free = (number for number, seat in enumerate(seats) if seat is None)
+        for request in wanted.values():
+            number = next(free)
+            seats[number] = Seat(request)
+            self._load(step, number, seats)
+        return seats
+
+    def _load(self, step: DeviceStep, number: int, seats: list[Seat | None]) -> None:
+        """Tells the device where a request stands; launches before the next one do not count for it. It leaves if it has no place there."""
+        seat = seats[number]
+        assert seat is not None
+        request, sequence = seat.request, seat.request.sequence
+        assert sequence is not None
+        seat.since, seat.known = step.launches, len(request.tokens)
+        if isinstance(request.matcher, Matcher):
+            seat.place = self._placed(request.matcher)
+            if seat.place is None:
+                seat.takes_part = False
+                step.retire(number)
+                return
+        if not self._pool.reserve(sequence, sequence.length + 2):
+            seat.takes_part = False
+            step.retire(number)
+            return
+        seat.pages = tuple(sequence.pages)
+        step.load(number, request.tokens[-1], sequence.length, seat.pages, _draw(request), seat.place)
+
+    def _placed(self, matcher: Matcher) -> Place | None:
+        """Where a matcher stands, its mask known; None where there is no room."""
+        assert self._pushdown is not None
+        place = self._pushdown.place(matcher.arena, matcher.state)
+        return None if place is None or self._pushdown.know(place, matcher.arena, matcher.state) == MISS else place
+
+    def _make_room(self, step: DeviceStep, seats: list[Seat | None], flying: int) -> bool:
+        """Pages for what the next launch writes and for the slot after it. False: somebody has to give way first, or nobody is left."""
+        taking_part = [(number, seat) for number, seat in enumerate(seats) if seat is not None and seat.takes_part]
+        for number, seat in taking_part:
+            sequence = seat.request.sequence
+            assert sequence is not None
+            length = sequence.length + flying + 2
+            if length > step.bucket.pages * PAGE or sequence.first_page or not self._pool.reserve(sequence, length):
+                return False
+            pages = tuple(sequence.pages)
+            if pages != seat.pages:
+                seat.pages = pages
+                step.set_pages(number, pages)
+        return bool(taking_part)
+
+    def _hand_over(self) -> None:
+        if self._pushdown is not None and self._tables is not None:
+            self._tables.hand_over(self._pushdown)
+
+    def _take(self, step: DeviceStep, seats: list[Seat | None], result: Result, burst: Burst) -> bool:
+        """What a launch gave becomes the requests' own. False: somebody needs more than a step."""
+        goes_on = True
+        for number, seat in enumerate(seats):
+            if seat is None or not seat.takes_part or result.launch < seat.since:
+                continue
+            status, request = int(result.status[number]), seat.request
+            burst.misses += status in (MISSED, LOST)
+            if status == MISSED:
+                self._load(step, number, seats)
+            elif status in (FINE, STOPPED, LOST) and self._accepts(request, int(result.tokens[number])):
+                self._accept(step, number, seats, result, burst)
+            else:  # NaN, or a token that the guard refuses: the way over the host says what becomes of it
+                seat.takes_part = False
+                self._declined[request] = len(request.tokens)
+            goes_on = goes_on and (seat.takes_part or request.state is State.FINISHED)
+        self._look_ahead(seats)
+        return goes_on and not (self._pushdown is not None and self._pushdown.is_full)
+
+    @staticmethod
+    def _accepts(request: Request, token: int) -> bool:
+        """Would the host have taken this token here?"""
+        matcher = request.matcher
+        return matcher is None or not request.params.budget_guard or matcher.fits(token, request.remaining)
+
+    def _accept(self, step: DeviceStep, number: int, seats: list[Seat | None], result: Result, burst: Burst) -> None:
+        """A request gets its token; its seat follows."""
+        seat = seats[number]
+        assert seat is not None
+        request, token, status = seat.request, int(result.tokens[number]), int(result.status[number])
+        sequence, matcher = request.sequence, request.matcher
+        assert sequence is not None
+        before = matcher.state if isinstance(matcher, Matcher) else 0
+        request.forwards += 1
+        self._pool.commit(sequence, (request.tokens[-1],))
+        try:
+            self._advancer.take(request, token, lambda: _logprobs(request, token, float(result.logprobs[number])))
+        except Exception as error:  # noqa: BLE001 - belongs to this request, whose caller gets it
+            burst.errors.append((request, error))
+            seat.takes_part = False
+            return
+        seat.known = len(request.tokens)
+        if request.state is State.FINISHED or len(request.tokens) - request.computed != 1 or not _goes_on(request):
+            seat.takes_part = False
+            step.retire(number)
+        elif isinstance(matcher, Matcher):
+            assert self._pushdown is not None
+            self._pushdown.noted(matcher.arena, before, token)
+            symbols = token_symbols(matcher.vocabulary, token)
+            seat.place = self._pushdown.follow(seat.place, symbols) if status == FINE and seat.place is not None else None
+            if seat.place is None:
+                burst.misses += status == FINE
+                self._load(step, number, seats)
+
+    def _look_ahead(self, seats: list[Seat | None]) -> None:
+        """Expands grammars while the device computes."""
+        pushdown = self._pushdown
+        if pushdown is None:
+            return
+        for seat in seats:
+            if seat is not None and seat.takes_part and seat.place is not None and isinstance(seat.request.matcher, Matcher):
+                matcher = seat.request.matcher
+                pushdown.look_ahead(seat.place, matcher.arena, matcher.state, self._ahead)
+        pushdown.expand_some(self._expanded)
+
+
+def _is_plain(request: Request, matcher: Matcher) -> bool:
+    """Is the mask of the next token the state's own? Near the end of the budget it is narrower."""
+    return not matcher.is_finished and not matcher.is_guarded(request.remaining if request.params.budget_guard else None)
+
+
+def _goes_on(request: Request) -> bool:
+    return not isinstance(request.matcher, Matcher) or _is_plain(request, request.matcher)
+
+
+def _draw(request: Request) -> Draw:
+    prompt = len(request.prompt)
+    return Draw(request.params, request.seed, request.generated, 0, request.tokens[:prompt], request.tokens[prompt:])
+
+
+def _logprobs(request: Request, token: int, value: float) -> list[TokenLogprob]:
+    return [] if request.params.logprobs is None else [TokenLogprob(token, value)]
+
+
+def _power(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << max(count - 1, 0).bit_length()

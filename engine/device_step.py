@@ -1,0 +1,224 @@
+"""One decode step as it runs on a device: forward, masks, sampling, and everything the next step reads, without the host.
+
+All that a step reads or writes has a fixed address, so that on a GPU it is captured as a graph, once per bucket, and replayed; all
+graphs share one pool of memory. On the CPU the same body simply runs. The host loads requests into places between two launches and
+reads what a launch gave one or more launches later. A request whose status is not FINE stands still until it is loaded again, so
+that a step it could not take is taken anew. Knows nothing of requests, pages' owners or how a grammar is expanded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from agentkit.engine.kernels.gpu import sampler_reference
+from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape
+from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.grammars.device import Place
+from agentkit.grammars.kernels import pushdown_reference
+from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
+
+__all__ = ["Bucket", "DeviceStep", "Result", "StepKernels", "step_kernels"]
+
+Forward = Callable[[Batch], torch.Tensor]
+"""A batch that decodes -> logits [B, V]."""
+
+
+class StepKernels(Protocol):
+    """See kernels/gpu/sampler.py and grammars/kernels/pushdown.py."""
+
+    def sample(
+        self, logits: torch.Tensor, bank: torch.Tensor, rows: torch.Tensor, batch: SamplingBatch, out: Sampled, *, vocab_size: int, logprobs: bool = False
+    ) -> None: ...
+    def find_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
+    def build_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
+    def advance(self, tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None: ...
+
+
+class _Reference:
+    sample = staticmethod(sampler_reference.sample)
+    find_rows = staticmethod(pushdown_reference.find_rows)
+    build_rows = staticmethod(pushdown_reference.build_rows)
+    advance = staticmethod(pushdown_reference.advance)
+
+
+def step_kernels(name: str) -> StepKernels:
+    """name: "triton", or "reference" for torch and Python on the CPU."""
+    if name == "reference":
+        return cast(StepKernels, _Reference)
+    from agentkit.engine.kernels.gpu import sampler
+    from agentkit.grammars.kernels import pushdown
+
+    class Triton:
+        sample = staticmethod(sampler.sample)
+        find_rows = staticmethod(pushdown.find_rows)
+        build_rows = staticmethod(pushdown.build_rows)
+        advance = staticmethod(pushdown.advance)
+
+    return cast(StepKernels, Triton)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A shape of steps. requests, pages of one: upper bounds. grammars, history (penalties), logprobs: whether any request has them;
+    biases: how many one may have.
+    """
+
+    requests: int
+    pages: int
+    grammars: bool = False
+    history: bool = False
+    logprobs: bool = False
+    biases: int = 0
+
+    def holds(self, other: Bucket) -> bool:
+        return (
+            self.requests >= other.requests and self.pages >= other.pages and self.biases >= other.biases
+            and self.grammars >= other.grammars and self.history >= other.history and self.logprobs >= other.logprobs
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a launch gave, per place of the bucket. launch: its number. status: see grammars.kernels.tables and sampling_batch."""
+
+    launch: int
+    tokens: np.ndarray
+    status: np.ndarray
+    logprobs: np.ndarray
+
+
+class DeviceStep:
+    """The step of one bucket.
+
+    width, vocab_size: columns of the logits, and how many of them are tokens.   tables: of grammars, where the bucket has any.
+    stops: ids that end an output.   graph: capture the step; memory: the pool that graphs share (torch.cuda.graph_pool_handle()).
+    """
+
+    def __init__(
+        self, bucket: Bucket, forward: Forward, kernels: StepKernels, device: torch.device, *, width: int, vocab_size: int, stops: Sequence[int],
+        tables: Tables | None = None, depth: int = 64, graph: bool = False, memory: object = None,
+    ) -> None:  # fmt: skip
+        size = bucket.requests
+        self.bucket = bucket
+        self._forward, self._kernels, self._vocab_size = forward, kernels, vocab_size
+        self.tables = tables if bucket.grammars else None
+        self.batch = Batch.empty(BatchShape(size, size, bucket.pages, size, 1), device)
+        self.batch.query_starts.copy_(torch.arange(size + 1))
+        self.batch.rows.copy_(torch.arange(size))
+        self.sampling = SamplingBatch.empty(size, device, history=width if bucket.history else 0, biases=bucket.biases)
+        self.states = States.empty(size, depth, device)
+        self.status = torch.full((size,), STOPPED, dtype=torch.int32, device=device)
+        self._sampled = Sampled.empty(size, device)
+        self._rows = torch.full((size,), NO_MASK, dtype=torch.int32, device=device)
+        self._stops = torch.tensor(list(stops) or [-1], dtype=torch.int64, device=device)
+        self._no_bank = torch.zeros((1, 1), dtype=torch.int32, device=device)
+        self._results = torch.zeros((3, size), dtype=torch.float64, device=device)  # tokens, status, logprobs: exact in float64
+        self.launches = 0
+        self._flying: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._graph = self._capture(memory) if graph else None
+
+    def _capture(self, memory: object) -> torch.cuda.CUDAGraph:
+        """The body as a graph. It first runs as it is, with nobody in it, so that everything is compiled and allocated."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.inference_mode():
+            for _ in range(2):
+                self._body()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=memory):
+            self._body()
+        return graph
+
+    def _body(self) -> None:
+        logits, kernels, tables = self._forward(self.batch), self._kernels, self.tables
+        if tables is not None:
+            kernels.find_rows(tables, self.states, self.status, self._rows)
+            kernels.build_rows(tables, self.states, self.status, self._rows)
+        bank = self._no_bank if tables is None else tables.bank
+        kernels.sample(logits, bank, self._rows, self.sampling, self._sampled, vocab_size=self._vocab_size, logprobs=self.bucket.logprobs)
+        tokens = self._sampled.tokens
+        self.status.copy_(torch.where(self.status == FINE, self._sampled.status, self.status))
+        if tables is not None:
+            kernels.advance(tables, self.states, self.status, tokens)
+        else:
+            stopped = (tokens[:, None] == self._stops).any(1) & (self.status == FINE)
+            self.status.masked_fill_(stopped, STOPPED)
+        self._results[0].copy_(tokens)
+        self._results[1].copy_(self.status)
+        self._results[2].copy_(self._sampled.logprobs)
+        self._move_on(tokens)
+
+    def _move_on(self, tokens: torch.Tensor) -> None:
+        """The next step's input, for the requests that go on."""
+        batch, goes_on = self.batch, self.status == FINE
+        one = goes_on.int()
+        batch.token_ids.copy_(torch.where(goes_on, tokens.int(), batch.token_ids))
+        batch.positions.add_(one)
+        batch.lengths.add_(one)
+        batch.tree_starts.copy_(batch.lengths)
+        place = batch.positions.long()
+        page = batch.pages.gather(1, (place // PAGE).clamp(max=batch.pages.shape[1] - 1)[:, None])[:, 0]
+        batch.slots.copy_(torch.where(goes_on, page * PAGE + (place % PAGE).int(), NOWHERE))
+        self.sampling.positions.add_(one)
+        if self.sampling.history is not None:
+            self.sampling.history.scatter_add_(1, tokens[:, None], 2 * one[:, None])
+
+    # -- the host's side ----------------------------------------------------------------------------------------
+
+    def load(self, place: int, token: int, position: int, pages: Sequence[int], draw: Draw, at: Place | None) -> None:
+        """From the next launch on `place` is a request whose token at `position` is to be computed, the next one drawn as `draw` says.
+
+        pages: of the request, one for position + 1 included.   at: where its grammar stands.
+        """
+        batch = self.batch
+        self.set_pages(place, pages)
+        batch.token_ids[place], batch.positions[place] = token, position
+        batch.lengths[place] = batch.tree_starts[place] = position + 1
+        batch.slots[place] = pages[position // PAGE] * PAGE + position % PAGE
+        self.sampling.load(place, draw)
+        self.states.load(place, at)
+        self.status[place] = FINE
+
+    def set_pages(self, place: int, pages: Sequence[int]) -> None:
+        """A request has other pages, or more of them."""
+        row = torch.from_numpy(np.asarray(pages, np.int32))
+        target = self.batch.pages[place, : len(pages)]
+        target.copy_(row.pin_memory() if target.is_cuda else row, non_blocking=True)
+
+    def retire(self, place: int) -> None:
+        """From the next launch on nobody is in `place`."""
+        self.status[place] = STOPPED
+        self.batch.slots[place] = NOWHERE
+        self.batch.lengths[place] = self.batch.tree_starts[place] = 0
+
+    def launch(self) -> None:
+        """Begins a step; its result can be read later."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            with torch.inference_mode():
+                self._body()
+        host, event = self._results.clone(), None
+        if self._results.is_cuda:
+            host = torch.empty_like(self._results, device="cpu", pin_memory=True)
+            host.copy_(self._results, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._flying.append((self.launches, host, event))
+        self.launches += 1
+
+    def read(self) -> Result:
+        """The result of the oldest launch that has not been read; here the host waits for the device."""
+        launch, host, event = self._flying.popleft()
+        if event is not None:
+            event.synchronize()
+        tokens, status, logprobs = host.numpy()
+        return Result(launch, tokens.astype(np.int64), status.astype(np.int32), logprobs)

@@ -1,0 +1,196 @@
+"""Bursts of steps on a device (here: the same body on the CPU) against the scheduler's way over the host: the same tokens, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentkit.engine.advance import Advancer
+from agentkit.engine.device_decoding import DeviceDecoding
+from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.request import Request
+from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.errors import NumericalError
+from agentkit.grammars import Grammar, Vocabulary
+from tests.engine.tiny import STOP, TOKENS, WIDTH, Bench, ScriptedDecoder, TinyDecoder
+
+VOCABULARY = Vocabulary(TOKENS, [STOP], WIDTH)
+CLOSED = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"type": "array", "items": {"type": "integer"}}, "c": {"enum": ["abc", "a", None]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "object": Grammar.from_json_schema(CLOSED),
+    "deep": Grammar.from_json_schema({"type": "array", "minItems": 4, "items": {"anyOf": [{"$ref": "#"}, {"type": "boolean"}, {"type": "integer"}]}}),
+    "open": Grammar.from_json_schema({"type": "object", "additionalProperties": {"type": "boolean"}}),
+    "ambiguous": Grammar.from_regex("[a-z]*abc[0-9]{2,30}"),
+    "text": Grammar.from_regex("(?s)[ -~]{5,40}"),
+}
+
+
+class DeviceBench(Bench):
+    """A Bench whose scheduler decodes in bursts. bursts: what each gave."""
+
+    def __init__(self, model: TinyDecoder, *, burst: bool = True, limits: Limits | None = None, **options: Any) -> None:
+        pool_options = {key: options.pop(key) for key in ("pages",) if key in options}
+        super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, "reference"), limits=limits, **pool_options)
+        self.bursts: list[Any] = []
+        if burst:
+            runner = DeviceRunner(model, self.pool, "reference")  # type: ignore[arg-type]
+            advancer = Advancer(len(TOKENS), [STOP])
+            decoding = DeviceDecoding(runner.forward, self.pool, advancer, width=WIDTH, vocab_size=len(TOKENS), stops=[STOP], kernels="reference", **options)
+            run = decoding.run
+
+            def recorded(*args: Any) -> Any:
+                self.bursts.append(run(*args))
+                return self.bursts[-1]
+
+            decoding.run = recorded  # type: ignore[method-assign]
+            self.scheduler = Scheduler(runner, self.pool, advancer, limits or Limits(), decoding=decoding)
+
+    @property
+    def steps(self) -> int:
+        return sum(burst.steps for burst in self.bursts)
+
+
+def outputs(requests: Sequence[Request]) -> list[Any]:
+    return [(r.tokens[len(r.prompt) :], r.outcome.finish_reason if r.outcome else repr(r.error), [lp.token_id for lp in r.logprobs]) for r in requests]
+
+
+def both(asked: Sequence[dict[str, Any]], seed: int = 0, **options: Any) -> tuple[list[Request], DeviceBench]:
+    """Runs the same requests over the host and in bursts, and compares; returns the latter."""
+    results = []
+    for burst in (False, True):
+        bench = DeviceBench(TinyDecoder(seed), burst=burst, **options) if burst else DeviceBench(TinyDecoder(seed), burst=False)
+        requests = []
+        for number, ask in enumerate(asked):
+            grammar = ask.get("grammar")
+            matcher = None if grammar is None else GRAMMARS[grammar].matcher(VOCABULARY)
+            requests.append(bench.submit([5 + number, 9, 70], matcher, **{k: v for k, v in ask.items() if k != "grammar"}))
+        bench.run(*requests)
+        results.append((requests, bench))
+    assert outputs(results[0][0]) == outputs(results[1][0])
+    return results[1]
+
+
+SAMPLED = {"temperature": 0.9, "top_p": 0.95}
+
+
+@pytest.mark.parametrize("grammar", [None, *GRAMMARS])
+def test_tokens_are_those_of_the_host(grammar: str | None) -> None:
+    """Greedy and seeded, three at once, with all sampling options among them; no output is left to the host alone."""
+    asked = [
+        {"grammar": grammar, "max_tokens": 30},
+        {"grammar": grammar, "max_tokens": 45, "seed": 11, **SAMPLED},
+        {"grammar": grammar, "max_tokens": 38, "seed": 12, "temperature": 1.3, "top_k": 40, "presence_penalty": 0.5, "logit_bias": {70: 1.0}, "logprobs": 0},
+    ]
+    requests, bench = both(asked)
+    assert all(r.error is None for r in requests)
+    assert bench.steps > 10
+
+
+def test_requests_with_and_without_grammars_share_steps() -> None:
+    asked = [{"max_tokens": 25, "seed": 1, **SAMPLED}, {"grammar": "object", "max_tokens": 50, "seed": 2, **SAMPLED}, {"grammar": "text", "max_tokens": 20}]
+    _, bench = both(asked)
+    assert bench.steps > 10
+
+
+def test_what_is_not_handed_over_is_redone() -> None:
+    """Nothing is expanded ahead, so that masks and states are missing all the time; the tokens are the same."""
+    _, bench = both([{"grammar": "object", "max_tokens": 40, "seed": s, **SAMPLED} for s in range(3)], ahead=0, expanded=0)
+    assert sum(b.misses for b in bench.bursts) > 3
+
+
+def test_masks_that_the_host_has_not_made_are_built_on_the_device() -> None:
+    """All states are handed over, but only the masks of where a request was loaded."""
+    grammar = GRAMMARS["text"]
+    bench = DeviceBench(TinyDecoder(0), ahead=0, expanded=1000)
+    for seed in range(2):
+        bench.bursts.clear()
+        request = bench.submit([5, 9, 70], grammar.matcher(VOCABULARY), max_tokens=30, seed=seed, **SAMPLED)
+        bench.run(request)
+    assert bench.steps > 8
+    assert sum(b.misses for b in bench.bursts) == 0
+
+
+def test_with_little_room_for_tables_they_begin_anew() -> None:
+    both([{"grammar": "object", "max_tokens": 60, "seed": s, **SAMPLED} for s in range(2)], states=120, rows=12)
+
+
+def test_too_deep_a_stack_goes_over_the_host() -> None:
+    both([{"grammar": "deep", "max_tokens": 60, "seed": 3, "temperature": 1.0}], depth=2)
+
+
+def test_a_text_that_repeats_needs_no_second_expansion() -> None:
+    """The second time every mask and state on the way is known: nothing is redone."""
+    bench = DeviceBench(TinyDecoder(0))
+    for _ in range(2):
+        bench.bursts.clear()
+        request = bench.submit([5, 9, 70], GRAMMARS["text"].matcher(VOCABULARY), max_tokens=40, seed=4, **SAMPLED)
+        bench.run(request)
+        assert request.error is None
+    assert sum(b.misses for b in bench.bursts) == 0
+
+
+def test_stop_strings_and_limits_end_a_request_while_a_step_is_in_flight() -> None:
+    requests, bench = both([{"max_tokens": 7}, {"max_tokens": 40, "seed": 5, "stop": ("a", "e", "B"), **SAMPLED}, {"max_tokens": 1, "seed": 1, **SAMPLED}])
+    assert [r.outcome is not None for r in requests] == [True] * 3
+    assert bench.pool.free_pages > 0
+
+
+def test_a_stop_token_ends_a_request_and_the_others_go_on() -> None:
+    script = [7, 8, STOP]
+    model = ScriptedDecoder(script, prompt=3)
+    bench = DeviceBench(model)
+    request = bench.submit([5, 9, 70], max_tokens=20)
+    bench.run(request)
+    assert request.tokens[3:] == [7, 8]
+    assert request.outcome is not None
+    assert request.outcome.finish_reason == "stop"
+
+
+def test_nan_ends_its_request_with_the_host_s_error() -> None:
+    bench = DeviceBench(ScriptedDecoder([7, 8, None], prompt=3))
+    request = bench.submit([5, 9, 70], max_tokens=20)
+    bench.run(request)
+    assert isinstance(request.error, NumericalError)
+    assert request.tokens[3:] == [7, 8]
+
+
+def test_little_memory_makes_requests_give_way() -> None:
+    """Bursts end where pages run out; who gives way is computed again, and the tokens stay the same."""
+    _, bench = both([{"max_tokens": 70, "seed": s, **SAMPLED} for s in range(3)], pages=7)
+    assert bench.pool.page_count == 7
+
+
+def test_a_newcomer_does_not_wait_for_a_burst() -> None:
+    bench = DeviceBench(TinyDecoder(0))
+    first = bench.submit([5, 9, 70], max_tokens=200, seed=3, temperature=1.0)
+    bench.step()
+    bench.step()
+    second = bench.submit([6, 9, 70], max_tokens=5)
+    before = bench.steps
+    bench.step()
+    assert second.generated >= 1
+    assert bench.steps == before
+    first.cancel()
+    bench.run(first, second)
+    assert second.outcome is not None
+
+
+def test_log_probabilities_come_from_the_device() -> None:
+    ask = {"grammar": "text", "max_tokens": 12, "seed": 9, "logprobs": 0, **SAMPLED}
+    results = []
+    for burst in (False, True):
+        bench = DeviceBench(TinyDecoder(0), burst=burst)
+        request = bench.submit([5, 9, 70], GRAMMARS["text"].matcher(VOCABULARY), **{k: v for k, v in ask.items() if k != "grammar"})
+        bench.run(request)
+        results.append([lp.logprob for lp in request.logprobs])
+    np.testing.assert_allclose(results[0], results[1], atol=1e-5)
+    assert torch.tensor(results[0]).lt(0).any()
