@@ -213,7 +213,10 @@ class DeviceDecoding:
         """Where a matcher stands, its mask known; None where there is no room."""
         assert self._pushdown is not None
         place = self._pushdown.place(matcher.arena, matcher.state)
-        return None if place is None or self._pushdown.know(place, matcher.arena, matcher.state) == MISS else place
+        if place is None or self._pushdown.know(place, matcher.arena, matcher.state) == MISS:
+            return None
+        self._pushdown.expand_near(place, self._expanded)
+        return place
 
     def _make_room(self, step: DeviceStep, seats: list[Seat | None], flying: int) -> bool:
         """Pages for what the next launch writes and for the slot after it. False: somebody has to give way first, or nobody is left."""

@@ -313,6 +313,19 @@ class Pushdown:
                 done += 1
         return done
 
+    def expand_near(self, place: Place, count: int) -> None:
+        """Expand up to `count` heads, those that are reached first from a place."""
+        todo, seen = deque([place.head, *reversed(place.frames)]), {OVER}
+        while todo and count > 0 and not self.is_full:
+            head = todo.popleft()
+            if head in seen:
+                continue
+            seen.add(head)
+            if head not in self._expanded:
+                self.expand(head)
+                count -= 1
+            todo.extend(following for following in np.unique(self.moves[head]).tolist() if following > 0 and following not in seen)
+
     def take_changes(self) -> Changes:
         """What is to be handed over now."""
         changes, self.changes = self.changes, Changes()
