@@ -92,7 +92,7 @@ class DeviceDecoding:
         declined = self._declined.get(request) == len(request.tokens)
         if not plain or declined or request.prefill_only or request.siblings or request.params.logprobs:
             return False
-        matcher = request.matcher
+        matcher: object = request.matcher
         return matcher is None or (isinstance(matcher, Matcher) and _is_plain(request, matcher) and self._find_place(matcher) is not None)
 
     def _find_place(self, matcher: Matcher) -> Place | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class DeviceStep:
 
     def __init__(
         self, bucket: Bucket, forward: Forward, kernels: StepKernels, device: torch.device, *, width: int, vocab_size: int, stops: Sequence[int],
-        tables: Tables | None = None, depth: int = 64, graph: bool = False, memory: object = None,
+        tables: Tables | None = None, depth: int = 64, graph: bool = False, memory: Any = None,
     ) -> None:  # fmt: skip
         size = bucket.requests
         self.bucket = bucket
@@ -124,9 +124,9 @@ class DeviceStep:
         self._flying: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._graph = self._capture(memory) if graph else None
 
-    def _capture(self, memory: object) -> torch.cuda.CUDAGraph:
+    def _capture(self, memory: Any) -> torch.cuda.CUDAGraph:
         """The body as a graph. It first runs as it is, with nobody in it, so that everything is compiled and allocated."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(2):
@@ -210,7 +210,7 @@ class DeviceStep:
         if self._results.is_cuda:
             host = torch.empty_like(self._results, device="cpu", pin_memory=True)
             host.copy_(self._results, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._flying.append((self.launches, host, event))
         self.launches += 1
