@@ -12,43 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kv import KVPool
-from agentkit.engine.kv_format import mixed
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.device_decoder import DeviceDecoder
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
 
-__all__ = ["DeviceRunner", "PagedAttention", "runner_for"]
-
-
-class PagedAttention:
-    """`Attend` by the device's kernels, for one batch: see models/decoder.py."""
-
-    def __init__(self, batch: Batch, data: torch.Tensor, kernels: str = "triton") -> None:
-        self._batch = batch
-        self._layers = [KVLayer.of(rows) for rows in data]
-        self._kernels = kernel_set(kernels, data.device)
-
-    def __call__(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        window: int | None,
-        scale: float,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        cache = self._layers[layer]
-        if cache.is_mixed:
-            q, k = mixed(q), mixed(k)
-        self._kernels.write(k, v, cache, self._batch.slots)
-        return self._kernels.attend(q, cache, self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+__all__ = ["DeviceRunner", "runner_for"]
 
 
 class DeviceRunner:
@@ -57,9 +30,9 @@ class DeviceRunner:
     def __init__(self, model: Model, pool: KVPool, kernels: str = "triton") -> None:
         self._model = model
         self._pool = pool
-        self._kernels = kernels
-        self.decoder = DeviceDecoder(model, pool.data, kernels) if isinstance(model, Decoder) else None
-        kernel_set(kernels, pool.data.device)  # what is missing is said now, not by the first request
+        self._kernels = kernel_set(kernels, pool.data.device)
+        self._layers = [KVLayer.of(rows) for rows in pool.data]
+        self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach) if isinstance(model, Decoder) else None
 
     def execute(self, spans: Sequence[Span]) -> list[Logits]:
         """See Runner."""
@@ -89,12 +62,14 @@ class DeviceRunner:
         if self.decoder is not None:
             states = self.decoder.states(batch)
             return self.decoder.logits(states), states
-        attend = PagedAttention(batch, self._pool.data, self._kernels)
+        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 
 def runner_for(model: Model, pool: KVPool, threads: int | None = None, *, standard: bool = False) -> Runner:
     """The runner of the device that holds the pool.   threads: of the CPU.   standard: attention over whole matrices of scores, for comparison."""
+    if pool.reach.budget is not None:  # what H2O sums up is kept by torch's attention, on any device
+        return TorchRunner(model, pool, pool.data.device, threads)
     if standard:
         if threads is not None:
             torch.set_num_threads(threads)

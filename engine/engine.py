@@ -404,7 +404,7 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     """The engine's inner parts around a loaded model. kv: how keys and values are held."""
     model, c = loaded.model, loaded.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
-    reach = reach_of(config.kv, c, model.device.type if config.attention == "flash" else "attention='standard'")
+    reach = reach_of(config.kv, c, standard=config.attention == "standard")
     enough = 2 * config.max_running * most_pages(reach, config.max_context or c.max_position) * shape.bytes_per_page
     pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching, reach=reach)
     if config.attention == "standard" and isinstance(model, PackedDecoder):

@@ -114,18 +114,16 @@ class Reach:
         return 0 if self.kept is None or position < self.kept + self.sinks else position - self.kept + 1
 
 
-def reach_of(policy: str | Policy, config: ModelShape, reader: str = "cpu") -> Reach:
-    """What a policy, or a format alone, comes to for a model. Raises EngineError where the policy does not suit the model or the reader.
+def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False) -> Reach:
+    """What a policy, or a format alone, comes to for a model. Raises EngineError where the policy does not suit the model.
 
-    reader: who attends. Any but the CPU's own kernels ("cpu") reads the pages of a whole sequence, so nothing is given back there.
+    standard: whether attention="standard" reads the pages; it keeps no sums of what was attended to.
     """
-    if reader != "cpu":
-        if isinstance(policy, str):
-            return Reach()
-        raise EngineError(f"kv={policy} works on the CPU, with attention='flash', only; with {reader} choose a format, such as kv='int8'")
     if isinstance(policy, str):
         return Reach(kept=_widest(config.windows))
     if isinstance(policy, H2O):
+        if standard:
+            raise EngineError(f"{policy} needs attention='flash', which sums up what is attended to; standard attention does not")
         if any(window is not None for window in config.windows):
             raise EngineError(f"{policy} does not suit this model: its layers have windows of their own, and what H2O keeps has gaps; Window suits it")
         assert policy.recent is not None

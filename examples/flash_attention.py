@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 
 from agentkit.engine.attention import BatchAttention
-from agentkit.engine.device_runner import PagedAttention
+from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.memory import available_host_bytes
@@ -85,7 +87,7 @@ def paged(prompt: Prompt) -> torch.Tensor:
 def _attend(data: torch.Tensor, pages: list[int], start: int, count: int) -> Any:
     """The engine's attention for `count` tokens behind the `start` that are in the pages."""
     if data.is_cuda:
-        return PagedAttention(Batch.of([BatchSpan(pages, start, [0] * count)], data.device), data)
+        return PagedAttention(Batch.of([BatchSpan(pages, start, [0] * count)], data.device), [KVLayer.of(data[0])], kernel_set("triton", data.device), Reach())
     pool: Any = SimpleNamespace(data=data, reach=Reach())
     return BatchAttention(pool, [(SimpleNamespace(pages=pages), start, count)])
 

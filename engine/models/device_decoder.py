@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.decoder import Decoder, Layer
 
 __all__ = ["DeviceDecoder"]
@@ -20,14 +22,15 @@ __all__ = ["DeviceDecoder"]
 class DeviceDecoder:
     """decoder: the weights, on the device.   data [L, 2, KV, S, row]: the pool's, there too.
 
-    kernels: "triton", or "reference" for torch's operations (see kernels/gpu/choose.py).
+    kernels: "triton", or "reference" for torch's operations (see kernels/gpu/choose.py).   reach: the pool's; None: every token sees all before it.
     """
 
-    def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton") -> None:
+    def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton", reach: Reach | None = None) -> None:
         self.config = decoder.config
         self.device = decoder.device
         self.layers = [KVLayer.of(rows) for rows in data]
         self._decoder = decoder
+        self._reach = reach or Reach()
         self._kernels = kernel_set(kernels, decoder.device)
         self._frequencies = [torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=decoder.device) for rope in self.config.ropes]
 
@@ -42,9 +45,10 @@ class DeviceDecoder:
         if config.embed_scale != 1.0:
             residual = residual * float(torch.tensor(config.embed_scale).to(decoder.dtype))
         tables = [_tables(f, rope.attention_factor, batch.positions) for f, rope in zip(self._frequencies, config.ropes, strict=True)]
+        attention = PagedAttention(batch, self.layers, self._kernels, self._reach)
         x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
         for index, layer in enumerate(decoder.layers):
-            x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch)
+            x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch.slots, attention)
             if index == len(decoder.layers) - 1:  # the other rows serve only as keys and values
                 x, residual = x.index_select(0, batch.rows), residual.index_select(0, batch.rows)
             x = self._kernels.add_norm(layer.out(x), residual, layer.before_mlp, config.norm_eps, layer.after_attention)
@@ -59,12 +63,14 @@ class DeviceDecoder:
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _attention(self, index: int, layer: Layer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], batch: Batch) -> torch.Tensor:
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, attention: PagedAttention
+    ) -> torch.Tensor:
         """x [T, E], normed -> [T, H * D]."""
-        config, cache = self.config, self.layers[index]
+        config = self.config
         qkv = layer.qkv(x).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        q = self._kernels.rotate_and_write(qkv, *tables, cache, batch.slots, layer.qk_norm, config.norm_eps)
-        out = self._kernels.attend(q, cache, batch, scale=config.attention_scale, window=config.windows[index], softcap=config.attention_softcap)
+        q = self._kernels.rotate_and_write(qkv, *tables, self.layers[index], slots, layer.qk_norm, config.norm_eps)
+        out = attention.attend(index, q, window=config.windows[index], scale=config.attention_scale, softcap=config.attention_softcap)
         return out.view(-1, config.num_heads * config.head_dim)
 
 

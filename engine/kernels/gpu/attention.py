@@ -8,7 +8,7 @@ programs, and a second kernel merges what they found by the log-sum-exp. Knows n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,7 +19,7 @@ from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Launch, Prefix, launch_for, next_power, processors_of
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["attend", "attend_shared"]
+__all__ = ["attend", "attend_shared", "attend_streaming"]
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -42,12 +42,15 @@ def request_of(tile, query_starts, requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _hidden(key, end, own, place, path, tree, nodes, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr):
+def _hidden(key, end, own, place, low, path, tree, nodes, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, APART: tl.constexpr):
     """[M, N]: keys [N] that a row may not see.
 
-    own, place, path [M]: a row's own key, its position, its ancestors.   tree: first key of the tree; nodes: the positions of its guesses.
+    own, place, low, path [M]: a row's own key, its position, the last position before its window, its ancestors.   tree: first key of the tree;
+    nodes: the positions of its guesses.   APART: keys are sinks, for rows in whose window they are not.
     """
     hidden = (key >= end)[None, :]
+    if APART:
+        hidden = hidden | (low < 0)[:, None]
     if CAUSAL:
         hidden = hidden | (key[None, :] > own[:, None])
     stands = key
@@ -58,15 +61,15 @@ def _hidden(key, end, own, place, path, tree, nodes, window, CAUSAL: tl.constexp
         if WINDOW:
             stands = tl.where(node >= 0, tl.load(nodes + node, mask=(node >= 0) & (key < end), other=0), key)
     if WINDOW:
-        hidden = hidden | (stands[None, :] <= place[:, None] - window)
+        hidden = hidden | (stands[None, :] <= low[:, None])
     return hidden
 
 
 @triton.jit
 def _over(
     acc, top, total, q, begin, until, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
-    own, place, path, tree, nodes, window, scale, cap,
-    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, CAPPED: tl.constexpr,
+    own, place, low, path, tree, nodes, scale, cap,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, APART: tl.constexpr, CAPPED: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The running softmax (acc [M, D]; top and total [M], to base 2) taken over the keys begin .. until, of which there are `end`."""
@@ -84,7 +87,7 @@ def _over(
             decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / cap))
             scores = tl.where(scores < 0, -LOG2_E * cap, LOG2_E * cap) * (1.0 - decay) / (1.0 + decay)
         if MASKED:
-            scores = tl.where(_hidden(key, end, own, place, path, tree, nodes, window, CAUSAL, WINDOW, TREE), float("-inf"), scores)
+            scores = tl.where(_hidden(key, end, own, place, low, path, tree, nodes, CAUSAL, WINDOW, TREE, APART), float("-inf"), scores)
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # where a row has seen nothing yet
         weights = tl.exp2(scores - base[:, None])
@@ -98,14 +101,14 @@ def _over(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["requests", "splits", "window", "page_request", "lse_token", "lse_head", "out_split"])
+@triton.jit(do_not_specialize=["requests", "splits", "window", "sink_keys", "page_request", "lse_token", "lse_head", "out_split"])
 def _attend(
     queries, out, lse, keys, values, key_scales, value_scales, sinks, query_starts, lengths, first_keys, pages, positions, tree_starts, paths,
-    requests, splits, window, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head,
+    requests, splits, window, sink_keys, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head,
     kv_head, kv_slot, scale_head, scale_slot, page_request,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr,
     PAGE: tl.constexpr, ONE_TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
-    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    APART: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV, splits). queries [T, H, D]; out [T, H, splits, D] and lse [T, H, splits] (natural logarithm)."""
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -128,7 +131,7 @@ def _attend(
     q = tl.load(queries + rows[:, None] * q_token + heads[:, None] * q_head + dim[None, :], mask=real[:, None] & in_dim[None, :], other=0.0)
 
     own = length - count + token
-    place, path, tree, nodes, begin = own, own, length, positions, 0
+    place, low, path, tree, nodes, begin = own, own, own, length, positions, 0
     end, clear = length, length  # keys that some row sees; keys that all rows see
     if first_keys is not None:
         begin = tl.load(first_keys + request)
@@ -141,8 +144,14 @@ def _attend(
         place = tl.load(positions + rows, mask=real, other=0)
         nodes = positions + first + count - (length - tree)
         clear = tl.minimum(clear, tree)
-    if WINDOW:
-        begin = tl.maximum(begin, tl.min(tl.where(real, place, length), 0) - window + 1)
+    if APART:
+        place = tl.load(positions + rows, mask=real, other=0)
+    if WINDOW or APART:
+        low = tl.where(place < window + sink_keys, -1, place - window)
+        if APART:  # nothing to see while the window reaches back to the sinks
+            end = tl.where(tl.max(tl.where(real, low, -1), 0) < 0, 0, tl.minimum(length, sink_keys))
+        else:
+            begin = tl.maximum(begin, tl.min(tl.where(real, low, length), 0) + 1)
         clear = begin
     share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), splits), BLOCK_N) * BLOCK_N
     begin = begin + split * share
@@ -164,11 +173,11 @@ def _attend(
     page_row = pages + request.to(tl.int64) * page_request
     acc, top, total = _over(
         acc, top, total, q, begin, clear, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
-        own, place, path, tree, nodes, window, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, CAPPED, False, PRECISION,
+        own, place, low, path, tree, nodes, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, APART, CAPPED, False, PRECISION,
     )  # fmt: skip
     acc, top, total = _over(
         acc, top, total, q, clear, end, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
-        own, place, path, tree, nodes, window, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, CAPPED, True, PRECISION,
+        own, place, low, path, tree, nodes, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, APART, CAPPED, True, PRECISION,
     )  # fmt: skip
     seen = tl.where(total > 0, total, 1.0)
     acc = acc / seen[:, None]
@@ -199,12 +208,14 @@ def _merge(parts, part_lse, out, lse, out_token, out_head, H, P, BLOCK_P: tl.con
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a token sees and how scores are bent; see `attend`."""
+    """What a token sees and how scores are bent; see `attend`. sink_keys: first keys that stay; apart: only those, where the window has left them."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    sink_keys: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -244,7 +255,7 @@ def attend(
     launch = launch or _launch(q, layer, batch.shape)
     rules, tables = _Rules(scale, window, softcap, sinks), _Tables.of(batch)
     if launch.splits == 1:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = _empty(q)
         _run(q, layer, batch, tables, rules, launch, out.unsqueeze(2), None if lse is None else lse.unsqueeze(2))
         return out
     parts, part_lse = _partials(q, launch.splits)
@@ -279,8 +290,39 @@ def attend_shared(
     return _merged(q, parts, part_lse, lse)
 
 
+def attend_streaming(
+    q: torch.Tensor,
+    back: torch.Tensor,
+    layer: KVLayer,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int,
+    sink_keys: int,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    launch: Launch | None = None,
+) -> torch.Tensor:
+    """The same as `attend` with a window, where the first `sink_keys` keys are seen beside it (StreamingLLM, arXiv:2309.17453).
+
+    back [T, H, D]: the queries as they meet those keys, turned back by the positions that lie between them and the window. A token whose
+    window reaches back to the sinks sees all keys as one run, by its own query.
+    """
+    launch = launch or _launch(q, layer, batch.shape)
+    parts, part_lse = _partials(q, 1 + launch.splits)
+    tables = _Tables(batch.query_starts, batch.lengths, batch.pages, None, batch.shape, causal=False)
+    once = replace(launch, splits=1)
+    _run(back, layer, batch, tables, _Rules(scale, window, softcap, None, sink_keys, apart=True), once, parts[:, :, :1], part_lse[:, :, :1])
+    _run(q, layer, batch, _Tables.of(batch), _Rules(scale, window, softcap, sinks, sink_keys), launch, parts[:, :, 1:], part_lse[:, :, 1:])
+    return _merged(q, parts, part_lse, None)
+
+
 def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
     return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
+
+
+def _empty(q: torch.Tensor) -> torch.Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 def _partials(q: torch.Tensor, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,19 +340,19 @@ def _run(q: torch.Tensor, layer: KVLayer, batch: Batch, tables: _Tables, rules: 
     _attend[(launch.tiles(shape, group), layer.kv_heads, launch.splits)](
         q, out, lse, layer.keys, layer.values, layer.key_scales, layer.value_scales, rules.sinks,
         tables.query_starts, tables.lengths, tables.first_keys, tables.pages, batch.positions, batch.tree_starts, batch.paths,
-        shape.requests, launch.splits, rules.window or 0, rules.scale * (1.0 if rules.softcap else _LOG2_E), rules.softcap or 1.0,
+        shape.requests, launch.splits, rules.window or 0, rules.sink_keys, rules.scale * (1.0 if rules.softcap else _LOG2_E), rules.softcap or 1.0,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), out.stride(2), *((0, 0) if lse is None else lse.stride()[:2]),
         layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, tables.pages.stride(0),
         GROUP=group, DIM=dim, BLOCK_D=max(16, next_power(dim)), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_Q=block_q,
-        PAGE=PAGE, ONE_TILE=shape.queries <= block_q, CAUSAL=tables.causal, WINDOW=rules.window is not None,
-        TREE=tables.causal and shape.trees, CAPPED=rules.softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PAGE=PAGE, ONE_TILE=shape.queries <= block_q, CAUSAL=tables.causal, WINDOW=rules.window is not None and not rules.apart,
+        TREE=tables.causal and shape.trees, APART=rules.apart, CAPPED=rules.softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
 
 def _merged(q: torch.Tensor, parts: torch.Tensor, part_lse: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
     tokens, heads, count, dim = parts.shape
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = _empty(q)
     _merge[(tokens, heads)](
         parts, part_lse, out, lse, out.stride(0), out.stride(1), heads,
         P=count, BLOCK_P=max(8, next_power(count)), DIM=dim, BLOCK_D=next_power(dim), num_warps=4,

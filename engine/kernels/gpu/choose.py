@@ -24,6 +24,10 @@ class Kernels(Protocol):
     def attend(
         self, q: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None
     ) -> torch.Tensor: ...
+    def attend_streaming(
+        self, q: torch.Tensor, back: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int, sink_keys: int, softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor: ...  # fmt: skip
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor) -> None: ...
     def rotate_and_write(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: KVLayer, slots: torch.Tensor, weight: torch.Tensor | None, eps: float

@@ -15,7 +15,7 @@ from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import encode, mixed
 
-__all__ = ["add_norm", "attend", "attend_shared", "expand", "gated", "norm", "rotate_and_write", "shrink", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "expand", "gated", "norm", "rotate_and_write", "shrink", "write"]
 
 
 def attend(
@@ -30,20 +30,7 @@ def attend(
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See attention.attend."""
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
-    for request, length in enumerate(lengths):
-        first, last = starts[request], starts[request + 1]
-        if first == last:
-            continue
-        key = torch.arange(length, device=q.device)
-        slots = batch.pages[request].long()[key // PAGE] * PAGE + key % PAGE
-        keys, values = layer.read(slots)
-        own, own_lse = _softmax(q[first:last], keys, values, _seen(batch, request, first, last, length, window), scale, softcap, sinks)
-        out[first:last] = own.to(q.dtype)
-        if lse is not None:
-            lse[first:last] = own_lse
-    return out
+    return _by_request(q, layer, batch, scale, window, softcap, sinks, lse)
 
 
 def attend_shared(
@@ -61,36 +48,87 @@ def attend_shared(
     return attend(q, layer, batch, scale=scale, softcap=softcap, sinks=sinks, lse=lse)
 
 
-def _seen(batch: Batch, request: int, first: int, last: int, length: int, window: int | None) -> torch.Tensor:
-    """[T, S] of one request: whether its tokens see its keys."""
-    device = batch.lengths.device
-    key, own = torch.arange(length, device=device), torch.arange(length - (last - first), length, device=device)
+def attend_streaming(
+    q: torch.Tensor,
+    back: torch.Tensor,
+    layer: KVLayer,
+    batch: Batch,
+    *,
+    scale: float,
+    window: int,
+    sink_keys: int,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See attention.attend_streaming."""
+    return _by_request(q, layer, batch, scale, window, softcap, sinks, None, (back, sink_keys))
+
+
+def _by_request(
+    q: torch.Tensor,
+    layer: KVLayer,
+    batch: Batch,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    streaming: tuple[torch.Tensor, int] | None = None,
+) -> torch.Tensor:
+    """streaming: queries turned back, and how many keys they are for."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
+    back, sink_keys = streaming or (q, 0)
+    for request, length in enumerate(lengths):
+        own = slice(starts[request], starts[request + 1])
+        if own.start == own.stop:
+            continue
+        key = torch.arange(length, device=q.device)
+        page = batch.pages[request].long()[key // PAGE].clamp(min=0)  # pages that nobody sees may be gone
+        keys, values = layer.read(page * PAGE + key % PAGE)
+        seen, apart = _seen(batch, request, own, length, window, sink_keys)
+        keys, values = (torch.where((seen | apart).any(0)[None, :, None], x, 0.0) for x in (keys, values))
+        scores = torch.where(apart[:, None], _scores(back[own], keys), _scores(q[own], keys)) * scale
+        result, own_lse = _softmax(scores, values, seen | apart, softcap, sinks)
+        out[own] = result.to(q.dtype)
+        if lse is not None:
+            lse[own] = own_lse
+    return out
+
+
+def _seen(batch: Batch, request: int, tokens: slice, length: int, window: int | None, sink_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, S] of one request: whether its tokens see its keys; and which of them are sinks that their windows have left."""
+    device, count = batch.lengths.device, tokens.stop - tokens.start
+    key, own = torch.arange(length, device=device), torch.arange(length - count, length, device=device)
     tree = int(batch.tree_starts[request])
-    place = batch.positions[first:last]
-    stands = torch.cat((key[:tree], batch.positions[last - (length - tree) : last])) if tree < length else key
+    place = batch.positions[tokens]
+    stands = torch.cat((key[:tree], batch.positions[tokens.stop - (length - tree) : tokens.stop])) if tree < length else key
     seen = key <= own[:, None]
     node = (key - tree).clamp(min=0)
-    seen &= (key < tree) | ((batch.paths[first:last, None] >> node) & 1 == 1)
-    if window is not None:
-        seen &= stands > place[:, None] - window
-    return seen
+    seen &= (key < tree) | ((batch.paths[tokens, None] >> node) & 1 == 1)
+    if window is None:
+        return seen, torch.zeros_like(seen)
+    low = torch.where(place < window + sink_keys, -1, place - window)[:, None]
+    return seen & (stands > low), (low >= 0) & (key < sink_keys)
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q [T, H, D], keys [KV, S, D] -> [T, H, S]."""
+    return torch.einsum("thd,hsd->ths", q.float(), keys.repeat_interleave(q.shape[1] // keys.shape[0], 0))
 
 
 def _softmax(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float, softcap: float | None, sinks: torch.Tensor | None
+    scores: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, H, D] over keys and values [KV, S, D] -> out [T, H, D], log-sum-exp [T, H]."""
-    group = q.shape[1] // keys.shape[0]
-    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = torch.einsum("thd,hsd->ths", q.float(), keys) * scale
+    """scores [T, H, S], values [KV, S, D], seen [T, S] -> out [T, H, D], log-sum-exp [T, H]."""
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~seen[:, None], -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.float().expand(scores.shape[:2])[..., None]), -1)
     lse = scores.logsumexp(-1)
-    weights = torch.exp(scores - lse.clamp(min=-1e30)[..., None])[..., : keys.shape[1]]
-    return torch.einsum("ths,hsd->thd", weights, values), lse
+    weights = torch.exp(scores - lse.clamp(min=-1e30)[..., None])[..., : values.shape[1]]
+    return torch.einsum("ths,hsd->thd", weights, values.repeat_interleave(weights.shape[1] // values.shape[0], 0)), lse
 
 
 def write(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor) -> None:

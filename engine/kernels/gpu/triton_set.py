@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentkit.engine.kernels.gpu.attention import attend, attend_shared
+from agentkit.engine.kernels.gpu.attention import attend, attend_shared, attend_streaming
 from agentkit.engine.kernels.gpu.gate import gated
 from agentkit.engine.kernels.gpu.norm import add_norm, norm
 from agentkit.engine.kernels.gpu.rotary import rotate_and_write
 from agentkit.engine.kernels.gpu.store import write
 
-__all__ = ["add_norm", "attend", "attend_shared", "gated", "norm", "rotate_and_write", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "gated", "norm", "rotate_and_write", "write"]

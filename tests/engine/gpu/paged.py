@@ -72,7 +72,7 @@ def oracle(
     for span in spans:
         known = span.length - len(span.parents)
         for index in range(span.offset, span.length):
-            seen = _visible(span, index, known, window)
+            seen = visible(span, index, known, window)
             slots = [span.pages[j // PAGE] * PAGE + j % PAGE for j in seen]
             for head in range(q.shape[1]):
                 scores = keys[head // group, slots] @ numbers[row, head] * scale
@@ -86,7 +86,7 @@ def oracle(
     return out, lse
 
 
-def _visible(span: BatchSpan, index: int, known: int, window: int | None) -> list[int]:
+def visible(span: BatchSpan, index: int, known: int, window: int | None) -> list[int]:
     """Keys that the token at key `index` sees."""
     path: list[int] = []
     node = index - known

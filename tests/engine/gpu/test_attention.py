@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from agentkit.engine.kernels.gpu import reference
-from agentkit.engine.kernels.gpu.attention import attend, attend_shared
+from agentkit.engine.kernels.gpu.attention import attend, attend_shared, attend_streaming
 from agentkit.engine.kernels.gpu.plan import Launch, Prefix
 from agentkit.engine.kernels.layout import PAGE
-from tests.engine.gpu.paged import DEVICE, batch_of, oracle, queries, random_layer, spans_of
+from tests.engine.gpu.paged import DEVICE, batch_of, oracle, queries, random_layer, spans_of, visible
 
 PREFILL = [(0, 5), (PAGE + 3, 9), (0, 1)]
 DECODE = [(0, 1), (70, 1), (PAGE, 1)]
@@ -115,3 +115,30 @@ def test_a_shared_beginning_is_attended_to_once_for_all() -> None:
         out = function(q, layer, batch, prefix, scale=scale, softcap=4.0, sinks=sinks, lse=lse, **options)  # type: ignore[operator]
         np.testing.assert_allclose(out[: len(want)].double().cpu().numpy(), want, atol=2e-5, err_msg=name)
         np.testing.assert_allclose(lse[: len(want)].double().cpu().numpy(), want_lse, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("launch", [SMALL, SPLIT], ids=["small", "split"])
+def test_sinks_stay_in_sight_when_the_window_has_left_them(launch: Launch) -> None:
+    """As one attention over the keys that are seen, the sinks met by the other query; a tree of guesses at the end of one request."""
+    window, sink_keys, scale = 9, 3, 0.5
+    spans = spans_of([(0, 15), (40, 6), (8, 4), (60, 1)], trees=(0, 5, 0, 0))
+    batch, layer = batch_of(spans, padding=1), random_layer(spans, 1, 16)
+    q, back = queries(batch, 2, 16), queries(batch, 2, 16).flip(0)
+    keys, values = (x[0].double().cpu() for x in layer.read(torch.arange(layer.keys.shape[1], device=DEVICE)))
+    want, row = torch.zeros(q.shape, dtype=torch.float64), 0
+    for span in spans:
+        known = span.length - len(span.parents)
+        for index in range(span.offset, span.length):
+            place = int(batch.positions[row])
+            left = place >= window + sink_keys
+            seen = visible(span, index, known, window if left else None)
+            slots = [span.pages[j // PAGE] * PAGE + j % PAGE for j in [*(range(sink_keys) if left else ()), *seen]]
+            for head in range(2):
+                scores = keys[slots] @ q[row, head].double().cpu() * scale
+                if left:
+                    scores[:sink_keys] = keys[slots[:sink_keys]] @ back[row, head].double().cpu() * scale
+                want[row, head] = scores.softmax(0) @ values[slots]
+            row += 1
+    options = {"scale": scale, "window": window, "sink_keys": sink_keys}
+    for out in (attend_streaming(q, back, layer, batch, launch=launch, **options), reference.attend_streaming(q, back, layer, batch, **options)):  # type: ignore[arg-type]
+        np.testing.assert_allclose(out[:row].double().cpu().numpy(), want[:row].numpy(), atol=2e-5)

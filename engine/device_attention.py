@@ -1,0 +1,76 @@
+"""Attention of a batch by a device's kernels: the `attend` that a model calls in each layer, and what a policy lets a token see.
+
+Inputs: the batch's tables, the layers' keys and values, a kernel set, and the pool's reach. Knows nothing of models or requests.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kernels.gpu.choose import Kernels
+from agentkit.engine.kv_format import mixed
+from agentkit.engine.kv_policy import Reach
+
+__all__ = ["PagedAttention"]
+
+
+class PagedAttention:
+    """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is kept by the CPU's attention alone."""
+
+    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach) -> None:
+        self._batch = batch
+        self._layers = layers
+        self._kernels = kernels
+        self._reach = reach
+        self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        window: int | None,
+        scale: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        cache = self._layers[layer]
+        if cache.is_mixed:
+            q, k = mixed(q), mixed(k)
+        self._kernels.write(k, v, cache, self._batch.slots)
+        return self.attend(layer, q, window=window, scale=scale, softcap=softcap, sinks=sinks)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, *, window: int | None, scale: float, softcap: float | None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same for keys and values that are written already; q is mixed where the layer's keys are."""
+        cache, limit = self._layers[layer], self._reach.window
+        if limit is not None:
+            window = limit if window is None else min(window, limit)
+        if not self._reach.sinks:
+            return self._kernels.attend(q, cache, self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        assert window is not None
+        turned = self._turned_back(layer, mixed(q) if cache.is_mixed else q)  # mixing twice undoes it
+        back = mixed(turned) if cache.is_mixed else turned
+        return self._kernels.attend_streaming(
+            q, back, cache, self._batch, scale=scale, window=window, sink_keys=self._reach.sinks, softcap=softcap, sinks=sinks
+        )
+
+    def _turned_back(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q [T, H, D] as if the positions between the sinks and each token's window were not there."""
+        rope = self._reach.rope_of_layer[layer]
+        if rope not in self._turns:
+            assert self._reach.kept is not None
+            left_out = (self._batch.positions - self._reach.kept - self._reach.sinks + 1).clamp(min=0)
+            frequencies = torch.tensor(self._reach.ropes[rope], dtype=torch.float64, device=q.device)
+            angles = (left_out.double()[:, None] * frequencies).remainder(2 * math.pi)[:, None]
+            self._turns[rope] = angles.cos().float(), angles.sin().float()
+        cos, sin = self._turns[rope]
+        a, b = q.float().chunk(2, -1)
+        return torch.cat((a * cos + b * sin, b * cos - a * sin), -1).to(q.dtype)
