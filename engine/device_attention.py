@@ -6,12 +6,14 @@ Inputs: the batch's tables, the layers' keys and values, a kernel set, and the p
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import Kernels
+from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kv_format import mixed
 from agentkit.engine.kv_policy import Reach
 
@@ -19,13 +21,17 @@ __all__ = ["PagedAttention"]
 
 
 class PagedAttention:
-    """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is kept by the CPU's attention alone."""
+    """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is for torch's attention alone.
 
-    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach) -> None:
+    prefix: beginnings that the batch's requests share; None: nothing is known of any.
+    """
+
+    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, prefix: Prefix | None = None) -> None:
         self._batch = batch
         self._layers = layers
         self._kernels = kernels
         self._reach = reach
+        self._prefix = prefix
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -53,6 +59,8 @@ class PagedAttention:
         cache, limit = self._layers[layer], self._reach.window
         if limit is not None:
             window = limit if window is None else min(window, limit)
+        if window is None and self._prefix is not None:
+            return self._kernels.attend_shared(q, cache, self._batch, self._prefix, scale=scale, softcap=softcap, sinks=sinks)
         if not self._reach.sinks:
             return self._kernels.attend(q, cache, self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
         assert window is not None
@@ -68,9 +76,14 @@ class PagedAttention:
         if rope not in self._turns:
             assert self._reach.kept is not None
             left_out = (self._batch.positions - self._reach.kept - self._reach.sinks + 1).clamp(min=0)
-            frequencies = torch.tensor(self._reach.ropes[rope], dtype=torch.float64, device=q.device)
-            angles = (left_out.double()[:, None] * frequencies).remainder(2 * math.pi)[:, None]
+            angles = (left_out.double()[:, None] * _frequencies(self._reach.ropes[rope], q.device)).remainder(2 * math.pi)[:, None]
             self._turns[rope] = angles.cos().float(), angles.sin().float()
         cos, sin = self._turns[rope]
         a, b = q.float().chunk(2, -1)
         return torch.cat((a * cos + b * sin, b * cos - a * sin), -1).to(q.dtype)
+
+
+@cache
+def _frequencies(of: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """[D / 2] float64 on the device: brought there once, since a graph cannot copy from the host."""
+    return torch.tensor(of, dtype=torch.float64, device=device)

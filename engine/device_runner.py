@@ -16,6 +16,8 @@ from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
+from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.device_decoder import DeviceDecoder
@@ -38,16 +40,18 @@ class DeviceRunner:
         """See Runner."""
         wanted = [_wanted(span) for span in spans]
         batch_spans = [_for_device(span, rows) for span, rows in zip(spans, wanted, strict=True)]
-        batch = Batch.of(batch_spans, self._pool.data.device)
+        order, prefix = arranged(batch_spans, self._pool.data.device)
+        batch = Batch.of([batch_spans[number] for number in order], self._pool.data.device)
         with torch.inference_mode():
-            logits, states = self._forward(batch)
+            logits, states = self._forward(batch, prefix)
         host = logits.cpu().numpy()  # here the host waits for the device
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
-        results: list[Logits] = []
-        for span, end in zip(spans, np.cumsum(wanted).tolist(), strict=True):
+        results: list[Logits] = [host[:0]] * len(spans)
+        for number, end in zip(order, np.cumsum([wanted[number] for number in order]).tolist(), strict=True):
+            span = spans[number]
             drafted = len(span.draft) if span.draft is not None else 0
-            results.append(host[end - drafted - span.rows : end])
+            results[number] = host[end - drafted - span.rows : end]
             if span.on_states is not None:
                 assert states is not None, "states are wanted of models with the native decoder only"
                 span.on_states(states[end - drafted - span.states : end].float())
@@ -55,14 +59,14 @@ class DeviceRunner:
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits [R, V] in float32, on the device."""
-        return self._forward(batch)[0]
+        return self._forward(batch, None)[0]
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, batch: Batch, prefix: Prefix | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""
         if self.decoder is not None:
-            states = self.decoder.states(batch)
+            states = self.decoder.states(batch, prefix)
             return self.decoder.logits(states), states
-        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach)
+        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, prefix)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 

@@ -11,6 +11,7 @@ import torch
 
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.errors import EngineError
 
 __all__ = ["KERNEL_SETS", "Kernels", "kernel_set"]
@@ -23,6 +24,9 @@ class Kernels(Protocol):
 
     def attend(
         self, q: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+    def attend_shared(
+        self, q: torch.Tensor, layer: KVLayer, batch: Batch, prefix: Prefix, *, scale: float, softcap: float | None, sinks: torch.Tensor | None
     ) -> torch.Tensor: ...
     def attend_streaming(
         self, q: torch.Tensor, back: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int, sink_keys: int, softcap: float | None,

@@ -1,0 +1,88 @@
+"""Requests with the same beginning: found, put side by side, and attended to once, with the logits that each has by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from agentkit.engine.device_attention import PagedAttention
+from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.kernels.gpu import choose, sharing
+from agentkit.engine.kernels.gpu.batch import BatchSpan
+from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, arranged
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.runner import Logits, Runner, Span, TorchRunner
+from tests.engine.kernels.models import decoder, tokens
+
+CPU = torch.device("cpu")
+
+
+def span(pages: list[int], offset: int, count: int = 1) -> BatchSpan:
+    return BatchSpan(pages, offset, [0] * count)
+
+
+def test_groups_are_found_and_lie_side_by_side() -> None:
+    common, other, enough = list(range(LEAST_PAGES + 2)), list(range(500, 500 + LEAST_PAGES)), LEAST_PAGES * PAGE
+    spans = [
+        span([*common, 90], enough + 70),
+        span([*other, 91], enough),
+        span([*common[:-1], 92, 93], enough + 66, 2),  # parts after one page less
+        span([94, 95], 40, 7),
+        span([*other, 96], enough, 3),
+        span([*common, 97], enough + 64),
+    ]
+    order, prefix = arranged(spans, CPU)
+    assert order == [0, 2, 5, 1, 4, 3]
+    assert prefix is not None
+    assert prefix.query_starts.tolist() == [0, 4, 8, 15]
+    assert prefix.lengths.tolist() == [enough + PAGE, enough, 0]
+    assert prefix.pages.tolist() == [common[:-1], [*other, 0], [0] * (LEAST_PAGES + 1)]
+    assert prefix.first_keys.tolist() == [enough + PAGE] * 3 + [enough] * 2 + [0]
+    assert prefix.queries == 7
+
+
+@pytest.mark.parametrize("case", ["one", "short", "other pages", "not yet computed"])
+def test_what_is_not_worth_it_stays_as_it_is(case: str) -> None:
+    common, enough = list(range(LEAST_PAGES)), LEAST_PAGES * PAGE
+    spans = [span([*common, 90], enough), span([*common, 91], enough)]
+    if case == "one":
+        spans = spans[:1]
+    if case == "short":
+        spans = [span([*common[:-1], 90], enough - PAGE), span([*common[:-1], 91], enough - PAGE)]
+    if case == "other pages":
+        spans[1] = span([*common[:-1], 70, 91], enough)
+    if case == "not yet computed":
+        spans[1] = span(common, enough - 1)
+    assert arranged(spans, CPU) == (list(range(len(spans))), None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
+@pytest.mark.parametrize("kernels", choose.KERNEL_SETS)
+def test_logits_are_those_without_sharing(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "LEAST_PAGES", 1)
+    shared: list[bool] = []
+    plain = PagedAttention.__init__
+    monkeypatch.setattr(PagedAttention, "__init__", lambda self, *rest: shared.append(rest[-1] is not None) or plain(self, *rest))  # type: ignore[func-returns-value]
+    model = decoder(layers=2, windows=(None, 20), rope_of_layer=(0, 0))
+
+    def run(make: partial[Runner]) -> list[Logits]:
+        shape = KVShape(2, 2, 16)
+        pool = KVPool(shape, 20 * shape.bytes_per_page)
+        runner, beginning = make(pool=pool), tokens(PAGE + 2, 128, 1)
+        first = pool.start(beginning)
+        assert pool.reserve(first, PAGE + 8)
+        runner.execute([Span(first, tuple(beginning))])
+        others = [pool.start([*beginning, i]) for i in range(3)]
+        alone = pool.start([5, 6, 7])
+        assert all(pool.reserve(s, s.length + 4) for s in (*others, alone))
+        spans = [Span(others[0], (1,)), Span(alone, (5, 6), rows=2), Span(others[1], (2, 3), rows=1), Span(first, (4,)), Span(others[2], (9,))]
+        return runner.execute(spans)
+
+    want, got = run(partial(TorchRunner, model)), run(partial(DeviceRunner, model, kernels=kernels))
+    assert shared[-1]
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
