@@ -59,4 +59,5 @@ def _prefix(groups: Sequence[tuple[Sequence[BatchSpan], Sequence[int]]], device:
         [[*pages, *[0] * (widest - len(pages))] for _, pages in groups],
         [len(pages) * PAGE for spans, pages in groups for _ in spans],
     )
-    return Prefix(*(torch.tensor(table, dtype=torch.int32, device=device) for table in tables), queries=max(sizes))
+    starts, lengths, pages, first_keys = (torch.tensor(table, dtype=torch.int32, device=device) for table in tables)
+    return Prefix(starts, lengths, pages, first_keys, max(sizes))
