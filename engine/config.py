@@ -187,6 +187,8 @@ class EngineConfig:
     prefix_file: where pinned prefixes are kept between processes; read at the start, written over when something is pinned that it does not hold.
     deterministic: equal logits, bit by bit, whatever runs beside a request and however its prompt is cut or cached. Needs kernels
         whose results do not depend on that: weights="int8" or "int4" on the CPU; refused elsewhere.
+    cuda_graphs: on a GPU, requests that decode do so in captured steps, masks and sampling included, which the host reads a step late (see
+        device_decoding.py). False: every step goes over the host.
     """
 
     model: str
@@ -208,6 +210,7 @@ class EngineConfig:
     prefix_caching: bool = True
     prefix_file: str | None = None
     deterministic: bool = False
+    cuda_graphs: bool = True
 
     WEIGHTS = ("auto", "fp32", "fp16", "int8", "int4")
     ACTIVATIONS = ("auto", "int16", "int8")
@@ -237,7 +240,7 @@ class EngineConfig:
         _integer("max_queue", self.max_queue, 0)
         if self.prefix_file is not None and not self.prefix_caching:
             raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
-        for name in ("prefix_caching", "deterministic"):
+        for name in ("prefix_caching", "deterministic", "cuda_graphs"):
             _flag(name, getattr(self, name))
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')

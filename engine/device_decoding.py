@@ -16,18 +16,19 @@ from weakref import WeakKeyDictionary
 import torch
 
 from agentkit.engine.advance import Advancer
+from agentkit.engine.device_runner import DeviceRunner
 from agentkit.engine.device_step import Bucket, DeviceStep, Forward, Result, step_kernels
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request, State, TokenLogprob
-from agentkit.engine.runner import Span
+from agentkit.engine.runner import Runner, Span
 from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
 from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
 from agentkit.grammars.matcher import Matcher
 from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["Burst", "DeviceDecoding"]
+__all__ = ["Burst", "DeviceDecoding", "decoding_for"]
 
 BURST = 32  # steps before the scheduler gets its turn
 AHEAD = 2  # tokens for which likely continuations are prepared
@@ -142,8 +143,8 @@ class DeviceDecoding:
 
     # -- a burst ------------------------------------------------------------------------------------------------
 
-    def run(self, requests: Sequence[Request], undisturbed: Callable[[], bool]) -> Burst:
-        """Decodes until somebody needs more than a step can do, `undisturbed` is false, or BURST steps are over.
+    def run(self, requests: Sequence[Request], undisturbed: Callable[[], bool], most: int = BURST) -> Burst:
+        """Decodes until somebody needs more than a step can do, `undisturbed` is false, or `most` steps are over.
 
         Every request is left between two steps: its tokens but the last are computed, or it has ended. No step at all is launched where
         there is no room for one, which is the scheduler's business.
@@ -154,7 +155,7 @@ class DeviceDecoding:
         flying = 0
         if not all(seat is None or seat.takes_part for seat in seats):
             return burst
-        while burst.steps < BURST and self._make_room(step, seats, flying):
+        while burst.steps < min(most, BURST) and self._make_room(step, seats, flying):
             self._hand_over()
             step.launch()
             burst.steps += 1
@@ -301,6 +302,13 @@ class DeviceDecoding:
                 matcher = seat.request.matcher
                 pushdown.look_ahead(seat.place, matcher.arena, matcher.state, self._ahead)
         pushdown.expand_some(self._expanded)
+
+
+def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:
+    """Bursts where they are possible: a native decoder on a GPU. columns: of the logits, and how many of them are tokens."""
+    if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None or not runner.is_fast:
+        return None
+    return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)
 
 
 def _is_plain(request: Request, matcher: Matcher) -> bool:

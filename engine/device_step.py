@@ -20,6 +20,7 @@ from agentkit.engine.kernels.gpu import sampler_reference
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.errors import EngineError
 from agentkit.grammars.device import Place
 from agentkit.grammars.kernels import pushdown_reference
 from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
@@ -125,7 +126,10 @@ class DeviceStep:
         self._graph = self._capture(memory) if graph else None
 
     def _capture(self, memory: Any) -> torch.cuda.CUDAGraph:
-        """The body as a graph. It first runs as it is, with nobody in it, so that everything is compiled and allocated."""
+        """The body as a graph. It first runs as it is, with nobody in it, so that everything is compiled and allocated.
+
+        Raises EngineError where that fails.
+        """
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.inference_mode():
@@ -133,8 +137,13 @@ class DeviceStep:
                 self._body()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=memory):
-            self._body()
+        try:
+            with torch.inference_mode(), torch.cuda.graph(graph, pool=memory):
+                self._body()
+        except RuntimeError as error:
+            raise EngineError(
+                f"a decode step of {self.bucket} could not be captured as a CUDA graph; Engine(cuda_graphs=False) does without: {error}"
+            ) from error
         return graph
 
     def _body(self) -> None:

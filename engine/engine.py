@@ -23,6 +23,7 @@ from agentkit.cache_folder import cache_root
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
+from agentkit.engine.device_decoding import decoding_for
 from agentkit.engine.device_runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
@@ -65,7 +66,7 @@ class Engine:
 
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
     speculation, weights, activations, kv, attention, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
-        deterministic: see EngineConfig.
+        deterministic, cuda_graphs: see EngineConfig.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
@@ -97,6 +98,7 @@ class Engine:
         prefix_caching: bool = True,
         prefix_file: str | Path | None = None,
         deterministic: bool = False,
+        cuda_graphs: bool = True,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = EngineConfig(
@@ -117,6 +119,7 @@ class Engine:
             prefix_caching=prefix_caching,
             prefix_file=None if prefix_file is None else str(prefix_file),
             deterministic=deterministic,
+            cuda_graphs=cuda_graphs,
         )
         start = time.perf_counter()
         loaded = model if isinstance(model, LoadedModel) else _load(model, self.config, progress)
@@ -413,4 +416,6 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     share = GPU_SHARE if model.device.type == "cuda" else 1
     limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    return Scheduler(runner, pool, Advancer(vocab_size, stop_ids), limits, metrics=metrics)
+    advancer = Advancer(vocab_size, stop_ids)
+    decoding = decoding_for(runner, pool, advancer, (c.vocab_size, vocab_size), stop_ids) if config.cuda_graphs else None
+    return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)

@@ -16,7 +16,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_decoding import DeviceDecoding
+from agentkit.engine.device_decoding import Burst, DeviceDecoding
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State
@@ -26,6 +26,7 @@ from agentkit.engine.speculation.tree import TokenTree
 from agentkit.errors import AgentKitError, EngineBusy, EngineError, NumericalError
 
 DECODE_GAP = 32  # a request with at most this many tokens to compute gets them all at once
+BETWEEN_DRAFTS = 8  # steps on a device before those who guess are asked again
 PREFILL_SHARE = 64  # smallest chunk of a prompt: below it a forward costs the same
 
 
@@ -280,7 +281,13 @@ class Scheduler:
     def _decode(self, requests: list[Request]) -> bool:
         """Steps of one token for each, on a device that does not wait for them. False: there was no room for any."""
         assert self._decoding is not None
-        burst = self._decoding.run(requests, self._undisturbed)
+        try:
+            burst = self._decoding.run(requests, self._undisturbed, *(() if self._speculator is None else (BETWEEN_DRAFTS,)))
+        except Exception as error:  # noqa: BLE001 - of a step, which was all of theirs
+            for request in requests:
+                if request.state is State.RUNNING:
+                    self._fail(request, error)
+            burst = Burst(steps=1)
         self.metrics.steps += burst.steps
         self.metrics.step_tokens += burst.steps * len(requests)
         for request, error in burst.errors:

@@ -55,7 +55,7 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
         *(("max_context", v) for v in (0, -1, 2.5)),
         ("kv", "fp4"),
         *(("threads", v) for v in (0, 100_000)),
-        *((name, v) for name in ("prefix_caching", "deterministic") for v in ("no", None)),
+        *((name, v) for name in ("prefix_caching", "deterministic", "cuda_graphs") for v in ("no", None)),
         ("max_running", 0),
         ("max_queue", -1),
         *(("device", v) for v in ("", "gpu", "cuda:x", 3, None)),

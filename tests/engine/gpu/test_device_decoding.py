@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentkit.engine import Engine, TokenEvent, engine
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_decoding import DeviceDecoding
+from agentkit.engine.device_decoding import DeviceDecoding, decoding_for
 from agentkit.engine.device_runner import DeviceRunner
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits, Scheduler
-from agentkit.errors import NumericalError
+from agentkit.errors import EngineError, NumericalError
 from agentkit.grammars import Grammar, Vocabulary
+from tests.engine.kernels.models import decoder
+from tests.engine.loaded import loaded_model
 from tests.engine.tiny import STOP, TOKENS, WIDTH, Bench, ScriptedDecoder, TinyDecoder
 
 VOCABULARY = Vocabulary(TOKENS, [STOP], WIDTH)
@@ -195,3 +200,46 @@ def test_log_probabilities_come_from_the_device() -> None:
         results.append([lp.logprob for lp in request.logprobs])
     np.testing.assert_allclose(results[0], results[1], atol=1e-5)
     assert torch.tensor(results[0]).lt(0).any()
+
+
+def test_a_step_that_fails_ends_those_that_were_in_it() -> None:
+    bench = DeviceBench(TinyDecoder(0))
+    decoding = bench.scheduler._decoding
+    assert decoding is not None
+    decoding._forward = lambda batch: 1 / 0  # type: ignore[assignment, return-value]
+    requests = [bench.submit([5, 9, 70 + i], max_tokens=20) for i in range(2)]
+    bench.run(*requests)
+    assert all(isinstance(r.error, EngineError) and "ZeroDivisionError" in str(r.error) for r in requests)
+    assert bench.pool.live_sequences == 0
+
+
+def test_the_engine_writes_the_same_in_bursts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The public surface, over a decoder with the device's reference kernels: schema, regex, free text, several at once."""
+    plain = loaded_model(tmp_path)
+    model = decoder(vocabulary=plain.config.vocab_size, layers=2)
+    loaded = replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
+    made: list[DeviceDecoding] = []
+
+    def on_the_cpu(runner: DeviceRunner, pool: Any, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding:
+        made.append(DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops, kernels="reference"))
+        return made[-1]
+
+    monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "reference"))
+    monkeypatch.setattr(engine, "decoding_for", on_the_cpu)
+    written = []
+    for graphs in (False, True):
+        with Engine(loaded, weights="fp32", speculation="off", cuda_graphs=graphs, seed=3) as it:
+            streams = [it.stream("x" * k, regex="[ab ]{4,20}", max_tokens=24, temperature=0.8, seed=k) for k in (1, 2)]
+            texts = [[e.text for e in stream if isinstance(e, TokenEvent)] for stream in streams]
+            schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}}, "required": ["a"], "additionalProperties": False}
+            texts.append([it.generate("y", schema=schema, max_tokens=30).text, it.generate("true: ", max_tokens=30).text])
+            written.append(["".join(t) for t in texts])
+    assert len(made) == 1
+    assert sum(step.launches for step in made[0]._steps.values()) > 20
+    assert written[0] == written[1]
+
+
+def test_bursts_are_for_native_decoders_on_a_gpu() -> None:
+    bench = DeviceBench(TinyDecoder(0), burst=False)
+    runner = DeviceRunner(bench.model, bench.pool, "reference")  # type: ignore[arg-type]
+    assert decoding_for(runner, bench.pool, Advancer(5, []), (5, 5), []) is None
