@@ -28,7 +28,7 @@ from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
 from agentkit.grammars.matcher import Matcher
 from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["Burst", "DeviceDecoding", "decoding_for"]
+__all__ = ["BURST", "Burst", "DeviceDecoding", "decoding_for"]
 
 BURST = 32  # steps before the scheduler gets its turn
 AHEAD = 2  # tokens for which likely continuations are prepared
@@ -89,7 +89,7 @@ class DeviceDecoding:
         return 0 < len(plan) <= MOST and all(self._fits(request, span) for request, span in plan)
 
     def _fits(self, request: Request, span: Span) -> bool:
-        plain = len(span.tokens) == 1 and span.rows == 1 and span.draft is None and span.on_states is None and span.sequence.first_page == 0
+        plain = len(span.tokens) == 1 and span.rows == 1 and span.draft is None and span.on_states is None
         declined = self._declined.get(request) == len(request.tokens)
         if not plain or declined or request.prefill_only or request.siblings or request.params.logprobs:
             return False
@@ -155,7 +155,7 @@ class DeviceDecoding:
         flying = 0
         if not all(seat is None or seat.takes_part for seat in seats):
             return burst
-        while burst.steps < min(most, BURST) and self._make_room(step, seats, flying):
+        while burst.steps < most and self._make_room(step, seats, flying):
             self._hand_over()
             step.launch()
             burst.steps += 1
@@ -226,7 +226,7 @@ class DeviceDecoding:
             sequence = seat.request.sequence
             assert sequence is not None
             length = sequence.length + flying + 2
-            if length > step.bucket.pages * PAGE or sequence.first_page or not self._pool.reserve(sequence, length):
+            if length > step.bucket.pages * PAGE or not self._pool.reserve(sequence, length):
                 return False
             pages = tuple(sequence.pages)
             if pages != seat.pages:
@@ -306,7 +306,7 @@ class DeviceDecoding:
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:
     """Bursts where they are possible: a native decoder on a GPU. columns: of the logits, and how many of them are tokens."""
-    if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None or not runner.is_fast:
+    if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None:
         return None
     return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)
 

@@ -36,11 +36,6 @@ class DeviceRunner:
         self._layers = [KVLayer.of(rows) for rows in pool.data]
         self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach) if isinstance(model, Decoder) else None
 
-    @property
-    def is_fast(self) -> bool:
-        """Does it run Triton's kernels?"""
-        return self._kernels == "triton"
-
     def execute(self, spans: Sequence[Span]) -> list[Logits]:
         """See Runner."""
         wanted = [_wanted(span) for span in spans]

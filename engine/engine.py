@@ -417,5 +417,6 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
     advancer = Advancer(vocab_size, stop_ids)
-    decoding = decoding_for(runner, pool, advancer, (c.vocab_size, vocab_size), stop_ids) if config.cuda_graphs else None
+    captured = config.cuda_graphs and config.attention == "flash"
+    decoding = decoding_for(runner, pool, advancer, (c.vocab_size, vocab_size), stop_ids) if captured else None
     return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)

@@ -16,7 +16,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_decoding import Burst, DeviceDecoding
+from agentkit.engine.device_decoding import BURST, Burst, DeviceDecoding
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State
@@ -282,16 +282,13 @@ class Scheduler:
         """Steps of one token for each, on a device that does not wait for them. False: there was no room for any."""
         assert self._decoding is not None
         try:
-            burst = self._decoding.run(requests, self._undisturbed, *(() if self._speculator is None else (BETWEEN_DRAFTS,)))
+            burst = self._decoding.run(requests, self._undisturbed, BURST if self._speculator is None else BETWEEN_DRAFTS)
         except Exception as error:  # noqa: BLE001 - of a step, which was all of theirs
-            for request in requests:
-                if request.state is State.RUNNING:
-                    self._fail(request, error)
-            burst = Burst(steps=1)
+            burst = Burst(steps=1, errors=[(request, error) for request in requests if request.state is State.RUNNING])
         self.metrics.steps += burst.steps
         self.metrics.step_tokens += burst.steps * len(requests)
-        for request, error in burst.errors:
-            self._fail(request, error)
+        for request, failure in burst.errors:
+            self._fail(request, failure)
         for request in requests:
             if request.outcome is not None:
                 self._release(request, keep=True)

@@ -15,6 +15,7 @@ from agentkit.engine import Engine, TokenEvent, engine
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device_decoding import DeviceDecoding, decoding_for
 from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.errors import EngineError, NumericalError
@@ -43,7 +44,7 @@ class DeviceBench(Bench):
     """A Bench whose scheduler decodes in bursts. bursts: what each gave."""
 
     def __init__(self, model: TinyDecoder, *, burst: bool = True, limits: Limits | None = None, **options: Any) -> None:
-        pool_options = {key: options.pop(key) for key in ("pages",) if key in options}
+        pool_options = {key: options.pop(key) for key in ("pages", "reach") if key in options}
         super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, "reference"), limits=limits, **pool_options)
         self.bursts: list[Any] = []
         if burst:
@@ -72,7 +73,8 @@ def both(asked: Sequence[dict[str, Any]], seed: int = 0, **options: Any) -> tupl
     """Runs the same requests over the host and in bursts, and compares; returns the latter."""
     results = []
     for burst in (False, True):
-        bench = DeviceBench(TinyDecoder(seed), burst=burst, **options) if burst else DeviceBench(TinyDecoder(seed), burst=False)
+        reach = {"reach": options["reach"]} if "reach" in options else {}
+        bench = DeviceBench(TinyDecoder(seed), **options) if burst else DeviceBench(TinyDecoder(seed), burst=False, **reach)
         requests = []
         for number, ask in enumerate(asked):
             grammar = ask.get("grammar")
@@ -173,6 +175,11 @@ def test_little_memory_makes_requests_give_way() -> None:
     """Bursts end where pages run out; who gives way is computed again, and the tokens stay the same."""
     _, bench = both([{"max_tokens": 70, "seed": s, **SAMPLED} for s in range(3)], pages=7)
     assert bench.pool.page_count == 7
+
+
+def test_pages_that_a_window_leaves_behind_are_given_back() -> None:
+    _, bench = both([{"max_tokens": 90, "seed": s, **SAMPLED} for s in range(2)], reach=Reach(window=33, kept=33))
+    assert bench.steps > 60
 
 
 def test_a_newcomer_does_not_wait_for_a_burst() -> None:
