@@ -32,6 +32,7 @@ Kernel = Callable[..., Any]
 
 _START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "pool": 1 << 18}
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
+_COUNTS = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
 _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
 _BYTES = np.arange(256, dtype=np.uint8).reshape(256, 1)
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
@@ -65,6 +66,12 @@ def _first_memory(caps: dict[str, int]) -> np.ndarray:
     mem[mem[layout.H_NODES] + layout.ANONYMOUS * layout.STRIDE + layout.N_B] = 256
     mem[layout.H_NODE_COUNT], mem[layout.H_POOL_COUNT] = 4, 1
     return mem
+
+
+def _sections(mem: np.ndarray) -> list[tuple[int, int]]:
+    """Header slot and integers in use of the sections that say everything: the others can be made from them, or are scratch."""
+    nodes, rows, pool = (int(mem[slot]) for slot in (layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT))
+    return [(layout.H_NODES, layout.STRIDE * nodes), (layout.H_ROWS, 256 * rows), (layout.H_POOL, pool)]
 
 
 class Arena:
@@ -282,6 +289,28 @@ class Arena:
             walked, self._mem = self._mem, _new_memory(self._caps)
             self._take_over(walked, memo=False)
 
+    def packed(self) -> np.ndarray:
+        """A settled arena as int32 [...]: capacities, counts, then what is in use of each section, and the rows of its runs."""
+        mem = self._mem
+        sections = [mem[mem[start] : mem[start] + size] for start, size in _sections(mem)]
+        head = [*(self._caps[name] for name in _START), *mem[_COUNTS], len(self._fixed)]
+        return np.concatenate([np.array(head, np.int32), *sections, self._fixed.view(np.int32).ravel()])
+
+    @classmethod
+    def unpacked(cls, vocabulary: Vocabulary, data: np.ndarray) -> Arena:
+        """The settled arena that `packed` was called of, for an equal vocabulary."""
+        arena = cls(vocabulary)
+        at = len(_START) + len(_COUNTS) + 1
+        arena._caps = dict(zip(_START, map(int, data), strict=False))
+        mem = arena._mem = _new_memory(arena._caps)
+        mem[_COUNTS] = data[len(_START) : at - 1]
+        for start, size in _sections(mem):
+            mem[mem[start] : mem[start] + size] = data[at : at + size]
+            at += size
+        kernels.rehash(mem, mem, 0)
+        arena._fixed = data[at:].view(np.uint32).reshape(-1, vocabulary.words)
+        return arena
+
     def _run(self, kernel: Kernel, *args: Any) -> int:
         while True:
             result = kernel(self._mem, *args)
@@ -314,9 +343,7 @@ class Arena:
     def _take_over(self, old: np.ndarray, *, memo: bool = True) -> None:
         """Fill the empty array of this arena with what `old` holds."""
         new = self._mem
-        kept = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
-        new[kept] = old[kept]
-        copies = ((layout.H_NODES, layout.STRIDE * int(old[layout.H_NODE_COUNT])), (layout.H_ROWS, 256 * int(old[layout.H_ROW_COUNT])))
-        for start, count in (*copies, (layout.H_POOL, int(old[layout.H_POOL_COUNT]))):
-            new[new[start] : new[start] + count] = old[old[start] : old[start] + count]
+        new[_COUNTS] = old[_COUNTS]
+        for start, size in _sections(old):
+            new[new[start] : new[start] + size] = old[old[start] : old[start] + size]
         kernels.rehash(old, new, int(memo))

@@ -1,4 +1,4 @@
-"""What has been compiled before: programs in memory and on disk, tries of vocabularies on disk, found by content.
+"""What has been compiled before: programs in memory and on disk; tries of vocabularies and their common states and rows on disk; found by content.
 
 A key holds everything that a result depends on: the source itself with all options, the version of this package's sources, and
 Python's. Sources that are not plain data (a subclass of dict, a Decimal) are compiled each time. What is stored are integers, bytes
@@ -28,7 +28,7 @@ from agentkit.grammars.expr import Program
 from agentkit.grammars.report import Report
 from agentkit.grammars.settings import settings
 
-__all__ = ["Compiled", "compiled_once", "stored_trie"]
+__all__ = ["Compiled", "compiled_once", "stored_array", "vocabulary_digest"]
 
 Compiled = tuple[Program, Report | None]
 
@@ -74,20 +74,27 @@ def _forget() -> None:
 settings.on_clear(_forget)
 
 
-def stored_trie(tokens: Sequence[bytes | None], options: object, build: Callable[[], np.ndarray]) -> np.ndarray:
-    """`build()`, an int32 array, or what it gave before for equal tokens and options. The caller may write to it."""
-    disk = settings.disk
-    if disk is None or len(tokens) < _SMALL:
-        return build()
+def vocabulary_digest(tokens: Sequence[bytes | None], options: object) -> bytes | None:
+    """What tells a vocabulary's tokens and options from any other; None for one so small that nothing of it is worth keeping."""
+    if len(tokens) < _SMALL:
+        return None
     h = hashlib.blake2b(np.array([-1 if token is None else len(token) for token in tokens], "<i4").tobytes())
     h.update(b"".join(token for token in tokens if token))
-    key = _key("trie", (h.digest(), options))
-    stored = disk.get(key) if key is not None else None
+    h.update(repr(options).encode())
+    return h.digest()
+
+
+def stored_array(kind: str, digest: bytes | None, build: Callable[[], np.ndarray]) -> np.ndarray:
+    """`build()`, an int32 array, or what it gave before for an equal vocabulary (see vocabulary_digest). The caller may write to it."""
+    disk = settings.disk
+    key = _key(kind, digest) if disk is not None and digest is not None else None
+    if disk is None or key is None:
+        return build()
+    stored = disk.get(key)
     if stored is not None and len(stored) % 4 == 0:
         return np.frombuffer(stored, "<i4").astype(np.int32)
     array = build()
-    if key is not None:
-        disk.put(key, array.astype("<i4").tobytes())
+    disk.put(key, array.astype("<i4").tobytes())
     return array
 
 

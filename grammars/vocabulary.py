@@ -17,7 +17,7 @@ import numpy as np
 
 from agentkit.errors import GrammarError
 from agentkit.grammars.arena import Arena
-from agentkit.grammars.compiled import stored_trie
+from agentkit.grammars.compiled import stored_array, vocabulary_digest
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.settings import settings
 from agentkit.grammars.splitter import greedy_encoder, plain_encoder
@@ -72,7 +72,8 @@ class Vocabulary:
         self._symbols: dict[str, int] = {}
         self._lock = threading.Lock()
         options = (self.stop_token_ids, self.width, len(self.special_tokens))
-        self.array = stored_trie(self.tokens, options, self._build)
+        self._digest = vocabulary_digest(self.tokens, options)
+        self.array = stored_array("trie", self._digest, self._build)
         self._arena: Arena | None = None
         self._template: Arena | None = None
         settings.register(self)
@@ -221,7 +222,8 @@ class Vocabulary:
         with self._lock:
             if self._arena is None or self._arena.nbytes > settings.arena_bytes:
                 if self._template is None and len(self.tokens) >= _TEMPLATE_FROM:
-                    self._template = common_arena(self)
+                    packed = stored_array("common arena", self._digest, lambda: common_arena(self).packed())
+                    self._template = Arena.unpacked(self, packed)
                 self._arena = Arena(self, self._template)
             return self._arena
 

@@ -17,6 +17,7 @@ import pytest
 
 from agentkit.errors import UnsatisfiableSchema
 from agentkit.grammars import Grammar, Vocabulary, clear_caches, compiled, configure, disk
+from agentkit.grammars import vocabulary as vocabulary_module
 from agentkit.grammars.disk import DiskCache
 from agentkit.grammars.frontends.json_schema import compile as json_schema_compile
 from agentkit.grammars.settings import settings
@@ -302,6 +303,47 @@ def test_a_vocabulary_is_read_back_and_masks_are_the_same(folder: Path) -> None:
     Vocabulary([*tokens[:-2], b"", None], [0], 1400, special_tokens=names)
     Vocabulary(tokens, [0], 1400)
     assert len(entries(folder)) == count + 4
+
+
+def test_common_rows_are_read_back_and_not_walked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: list[bytes | None] = [None, *(bytes([byte]) for byte in range(256)), *(f"{number:x}".encode() for number in range(16, 5000))]
+    texts = [b'{"n":12', '{"név":"x'.encode(), b'{"n":-']
+
+    def masks() -> list[np.ndarray]:
+        vocabulary = Vocabulary(tokens, [0])
+        matcher = Grammar.from_json_schema(SCHEMA, key_order="any").matcher(vocabulary)
+        found = [matcher.mask().copy()]
+        for text in texts:
+            matcher.accept_bytes(text)
+            found.append(matcher.mask().copy())
+            matcher.rollback()
+        return found
+
+    def walked(vocabulary: Vocabulary) -> Any:
+        calls.append(vocabulary)
+        return real(vocabulary)
+
+    real, calls = vocabulary_module.common_arena, []
+    monkeypatch.setattr(vocabulary_module, "common_arena", walked)
+    configure(disk_cache=None)
+    alone = masks()
+
+    def check(times: int) -> None:
+        clear_caches()
+        for one, other in zip(masks(), alone, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+        assert len(calls) == times
+        assert len(entries(folder)) == 3  # the grammar, the trie, the common rows
+
+    configure(disk_cache=folder)
+    check(2)
+    check(2)
+    common = max(entries(folder), key=lambda path: path.stat().st_size)
+    data = bytearray(common.read_bytes())
+    data[len(data) // 2] ^= 1
+    common.write_bytes(data)
+    check(3)
+    check(3)
 
 
 def test_configure_leaves_what_is_not_given(folder: Path) -> None:
