@@ -55,7 +55,7 @@ class PagedPool(Protocol):
 class Plan:
     """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer and head.
 
-    window, sinks, left_out: see forward.Batch.
+    window, sinks, left_out: see forward.Batch. sums: see PagedPool.
     """
 
     data: Array
@@ -71,6 +71,21 @@ class Plan:
     window: int
     sinks: int
     left_out: Array
+    sums: Array | None
+
+    def weighing(self, heads: int, kv_heads: int) -> tuple[Array, Array]:
+        """Room for exponentials, and zeros for what keys receive from them (see kernels.weigh); empty where nobody wants it."""
+        if self.sums is None:
+            return np.empty(0, np.float32), np.empty(0, np.float32)
+        return np.empty(self.partials * heads * kernels.RANGE, np.float32), np.zeros(len(self.tasks) * kv_heads * kernels.RANGE, np.float32)
+
+    def add_up(self, kv_heads: int, received: Array, *, begin: bool = True) -> None:
+        """Adds what was received to the sums. begin: those of the new slots are 0 before."""
+        if self.sums is None:
+            return
+        if begin:
+            self.sums[self.slots] = 0.0
+        kernels.add_up(self.pages, self.tasks, kv_heads, received, self.sums)
 
 
 class BatchAttention:
@@ -100,10 +115,8 @@ class BatchAttention:
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
-        if self._sums is not None:
-            return None
         if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and row_dim(self._data) % LANES == 0 and supported():
-            self._plan = _plan(self._data, self._spans, self._trees, self._positions, group, self._reach)
+            self._plan = _plan(self._data, self._spans, self._trees, self._positions, group, self._reach, self._sums)
         return self._plan
 
     @cached_property
@@ -205,7 +218,13 @@ def _left_out(positions: Array, reach: Reach) -> Array:
 
 
 def _plan(
-    data: torch.Tensor, spans: Sequence[tuple[PagedSequence, int, int]], trees: Sequence[Tree | None], positions: Array, group: int, reach: Reach
+    data: torch.Tensor,
+    spans: Sequence[tuple[PagedSequence, int, int]],
+    trees: Sequence[Tree | None],
+    positions: Array,
+    group: int,
+    reach: Reach,
+    sums: torch.Tensor | None,
 ) -> Plan:
     offsets = np.array([offset for _, offset, _ in spans], np.int64)
     counts = np.array([count for _, _, count in spans], np.int64)
@@ -238,7 +257,8 @@ def _plan(
             lines[end - tree.paths.size : end, 0], lines[end - tree.paths.size : end, 1] = tree.start, tree.paths
     flat = data.view(_STORED[data.dtype]).view(-1).numpy()
     return Plan(
-        flat, data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials, reach.window or 0, reach.sinks, left_out
+        flat, data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials, reach.window or 0, reach.sinks, left_out,
+        None if sums is None else sums.numpy(),
     )  # fmt: skip
 
 
@@ -248,11 +268,13 @@ def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, sight: Sight
     out = torch.empty(q.shape)
     partial = np.empty(plan.partials * heads * (dim + 2), np.float32)
     constants = np.float32(scale), np.float32(softcap or 0.0)
+    exponentials, received = plan.weighing(heads, kv)
     TEAM.run(
         kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions, plan.trees,
         q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, sight.window or 0, sight.sinks, turns, *constants, partial,
-        out.view(-1).numpy(),
+        exponentials, received, out.view(-1).numpy(),
     )  # fmt: skip
+    plan.add_up(kv, received, begin=layer == 0)
     return out
 
 

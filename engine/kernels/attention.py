@@ -11,6 +11,9 @@ keys of a sequence (StreamingLLM, arXiv:2309.17453), are a range of their own, o
 those tokens the sinks are as near as if nothing lay between them and the window: their queries are turned back by as many positions as
 were left out.
 
+Where the attention that each key receives is wanted (H2O, arXiv:2306.14048), the exponentials of all scores are kept until the ranges are
+merged; what they were divided by is known then.
+
 Guesses that branch (tree attention: arXiv:2305.09781) lie in slots behind the known tokens, a token's own path among others'. Its
 scores are moved together before the softmax and back after it, so that its result is bit for bit that of its path alone. The slots
 of one tree must lie in one range.
@@ -137,12 +140,13 @@ def scratch_floats(head_dim: int) -> int:
 
 @kernel
 def attend_pages(
-    worker, sync, pages, tasks, rows, parts, positions, trees, q, heads, dim, data, layer, kv_heads, slots, window, sinks, turns, scale, cap, partial, out,
-    scratch
+    worker, sync, pages, tasks, rows, parts, positions, trees, q, heads, dim, data, layer, kv_heads, slots, window, sinks, turns, scale, cap, partial,
+    exponentials, received, out, scratch
 ):  # fmt: skip
-    """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat. See `attend`."""
-    tokens, stride = positions.size, heads * (dim + 2)
+    """One worker's share of out [T, H*D] = attention of q [T, H*D] over layer `layer` of the flat pool, both flat. See `attend`, `weigh`."""
+    tokens, stride, group = positions.size, heads * (dim + 2), heads // kv_heads
     chunks = tasks.shape[0] * kv_heads
+    weighed = chunks if received.size > 0 else 0
     while True:
         ticket = draw(sync)
         stage, chunk = stage_of(ticket), chunk_of(ticket)
@@ -151,15 +155,18 @@ def attend_pages(
             row = row_size(data, dim)
             keys = (layer * 2 * kv_heads + head) * slots * row
             attend(
-                tasks[chunk // kv_heads], pages, rows, positions, trees, q, heads * dim, head * (heads // kv_heads), heads // kv_heads, data, keys,
-                keys + kv_heads * slots * row, dim, window, sinks, turns, 0, scale, cap, partial, stride, scratch,
+                tasks[chunk // kv_heads], pages, rows, positions, trees, q, heads * dim, head * group, group, data, keys,
+                keys + kv_heads * slots * row, dim, window, sinks, turns, 0, scale, cap, partial, stride, exponentials, scratch,
             )  # fmt: skip
         elif stage == 1 and chunk < tokens:
             merge(parts, chunk, partial, stride, heads, dim, out, chunk * heads * dim)
+        elif stage == 1 and chunk < tokens + weighed:
+            pair = chunk - tokens
+            weigh(tasks[pair // kv_heads], rows, parts, pair % kv_heads * group, group, dim, partial, stride, exponentials, received, pair * RANGE)
         elif stage > 1:
             return
         else:
-            next_stage(sync, worker, stage, chunks + stage * tokens)
+            next_stage(sync, worker, stage, chunks + stage * (tokens + weighed))
             continue
         finish_chunk(sync)
 
@@ -167,7 +174,7 @@ def attend_pages(
 @inner
 def attend(
     task, pages, rows, positions, trees, q, q_stride, q_head, group, data, keys_at, values_at, dim, window, sinks, turns, turns_at, scale, cap, out,
-    out_stride, scratch
+    out_stride, exponentials, scratch
 ):  # fmt: skip
     """Partial results of one task for the `group` query heads from `q_head` on, which share a key head.
 
@@ -176,6 +183,7 @@ def attend(
     included; positions[t] is then that of the path.
     window 0: none; cap 0: none. sinks: how many first keys are seen beside the window; turns, from turns_at on [T, D]: cosines, then
     sines, of how many positions each token left out between the two.
+    exponentials [parts, H, RANGE]: where not empty, those of the scores are kept there.
     out[part, :]: per head D sums of values, then the largest score, then the sum of exponentials.
     """
     first, keys, count, row = task[FIRST_KEY], task[KEYS], task[ROW_COUNT], row_size(data, dim)
@@ -220,6 +228,10 @@ def attend(
             _softmax(scores, at, begin * PAGE, stop * PAGE, low, high, cap, out, place)
             if branching:
                 _spread(scores, at + trees[t, 0] - first, trees[t, 1], at + stop * PAGE)
+            if exponentials.size > 0:
+                kept = ((task[FIRST_PART] + i) * (out_stride // (dim + 2)) + q_head + g) * RANGE
+                for j in range(keys):
+                    exponentials[kept + j] = scores[at + j]
     for p in range(begin, stop):
         slot = pages[task[FIRST_PAGE] + p] * PAGE
         _add_values(data, values_at + slot * row, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
@@ -298,6 +310,37 @@ def _add_values(data, values_at, dim, padded, count, scores, scores_at, sums, pa
         widen_row(data, values_at + j * row_size(data, dim), dim // LANES, panel, j * padded)
     for d in range(0, padded, WIDTH):
         multiply(panel, d, padded, scores, scores_at, RANGE, count, sums, d, padded, queries)
+
+
+@inner
+def weigh(task, rows, parts, q_head, group, dim, partial, stride, exponentials, received, received_at):
+    """received[0 : RANGE] += what the keys of a task receive from its tokens by the `group` query heads from q_head on."""
+    for i in range(task[ROW_COUNT]):
+        for head in range(q_head, q_head + group):
+            token, at = rows[task[FIRST_ROW] + i], head * (dim + 2) + dim
+            largest, total = np.float32(-np.inf), np.float32(0.0)
+            for r in range(parts.shape[1]):
+                if parts[token, r] >= 0:
+                    largest = max(largest, partial[parts[token, r] * stride + at])
+            for r in range(parts.shape[1]):
+                if parts[token, r] >= 0:
+                    place = parts[token, r] * stride + at
+                    total += np.float32(math.exp(partial[place] - largest)) * partial[place + 1]
+            part = task[FIRST_PART] + i
+            factor = np.float32(math.exp(partial[part * stride + at] - largest)) / total
+            kept = (part * (stride // (dim + 2)) + head) * RANGE
+            for j in range(task[KEYS]):
+                received[received_at + j] += exponentials[kept + j] * factor
+
+
+@kernel
+def add_up(pages, tasks, kv_heads, received, sums):
+    """sums[slot] += what the keys of all tasks have received, received [tasks * kv_heads, RANGE]."""
+    for task in range(tasks.shape[0]):
+        for head in range(kv_heads):
+            for j in range(tasks[task, KEYS]):
+                slot = pages[tasks[task, FIRST_PAGE] + j // PAGE] * PAGE + j % PAGE
+                sums[slot] += received[(task * kv_heads + head) * RANGE + j]
 
 
 @inner

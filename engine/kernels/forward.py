@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentkit.engine.kernels.attention import attend, merge
+from agentkit.engine.kernels.attention import RANGE, attend, merge, weigh
 from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block, rounded
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
     """ids, positions, slots [T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
 
     Then the tables of attention.plan, and trees and sinks: see attention.attend. window: of all layers, beside their own; 0: none.
-    left_out [T]: how many positions lie between a token's sinks and its window; empty without sinks.
+    left_out [T]: how many positions lie between a token's sinks and its window; empty without sinks. places [T]: positions among what is kept.
     """
 
     ids: Any
@@ -101,13 +101,14 @@ class Batch(NamedTuple):
     window: int
     sinks: int
     left_out: Any
+    places: Any
 
 
 class Work(NamedTuple):
     """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D].
 
     to_hidden, to_out, to_down: rounded rows that the next matrix multiplies, GROUP_WORDS for each 32 numbers.
-    back [ropes, T, D]: turns by what was left out; empty without sinks.
+    back [ropes, T, D]: turns by what was left out; empty without sinks. exponentials, received: see attention.weigh; empty where not wanted.
     """
 
     residual: Any
@@ -120,6 +121,8 @@ class Work(NamedTuple):
     partial: Any
     turns: Any
     back: Any
+    exponentials: Any
+    received: Any
     logits: Any
 
 
@@ -133,11 +136,12 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
     batch = Batch(
         borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
         borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees), batch.window,
-        batch.sinks, borrowed(batch.left_out),
+        batch.sinks, borrowed(batch.left_out), borrowed(batch.places),
     )  # fmt: skip
     work = Work(
         borrowed(work.residual), borrowed(work.normed), borrowed(work.to_hidden), borrowed(work.qkv), borrowed(work.attended), borrowed(work.to_out),
-        borrowed(work.to_down), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.logits),
+        borrowed(work.to_down), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.exponentials),
+        borrowed(work.received), borrowed(work.logits),
     )  # fmt: skip
     sync, data, scratch = borrowed(sync), borrowed(data), borrowed(scratch)
     last = 1 + STAGES * shape.layers + 2
@@ -147,7 +151,7 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
         stage, chunk = stage_of(ticket), chunk_of(ticket)
         if stage >= last:
             return
-        count = _chunks(stage, shape, weights, batch)
+        count = _chunks(stage, shape, weights, batch, work)
         if chunk < count:
             _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch)
             finish_chunk(sync)
@@ -196,7 +200,7 @@ def _tiles(rows):
 
 
 @inner
-def _chunks(stage, shape, weights, batch):
+def _chunks(stage, shape, weights, batch, work):
     tokens, chosen = batch.ids.size, batch.chosen.size
     if stage == 0:
         return tokens
@@ -210,9 +214,12 @@ def _chunks(stage, shape, weights, batch):
         return tokens
     if part == QKV:
         return weights.matrices[MATRICES * layer + M_QKV, BLOCKS] * _tiles(tokens)
+    pairs = batch.tasks.shape[0] * shape.kv_heads
     if part == ATTEND:
-        return batch.tasks.shape[0] * shape.kv_heads if rest > 0 else 0
-    if part == MERGE or part == NORM_MLP:
+        return pairs if rest > 0 or work.received.size > 0 else 0
+    if part == MERGE:
+        return rest + pairs if work.received.size > 0 else rest
+    if part == NORM_MLP:
         return rest
     if part == OUT_NORM:
         return rest if weights.layers[layer, AFTER_ATTENTION] >= 0 else 0
@@ -256,6 +263,10 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
         _turn(chunk, layer, shape, constants, weights, batch, work, data, slots)
     elif part == ATTEND:
         _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, scratch)
+    elif part == MERGE and chunk >= rest:
+        pair, group, stride = chunk - rest, shape.heads // shape.kv_heads, shape.heads * (shape.head_dim + 2)
+        task, head = batch.tasks[pair // shape.kv_heads], pair % shape.kv_heads * group
+        weigh(task, batch.rows, batch.parts, head, group, shape.head_dim, work.partial, stride, work.exponentials, work.received, pair * RANGE)
     elif part == MERGE:
         token = batch.chosen[chunk] if final else chunk
         merge(batch.parts, token, work.partial, shape.heads * (shape.head_dim + 2), shape.heads, shape.head_dim, work.attended, chunk * shape.heads_stride)
@@ -370,9 +381,9 @@ def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, s
         window = min(window, batch.window) if window > 0 else batch.window
     turns_at = weights.layers[layer, ROPE] * batch.ids.size * dim
     attend(
-        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.positions, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
+        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.places, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
         data, keys, values, dim, window, batch.sinks, work.back, turns_at, constants.scale, constants.attention_cap, work.partial,
-        shape.heads * (dim + 2), scratch,
+        shape.heads * (dim + 2), work.exponentials, scratch,
     )  # fmt: skip
 
 

@@ -127,14 +127,17 @@ class PackedDecoder(Decoder):
             plan.window,
             plan.sinks,
             plan.left_out,
+            plan.positions,
         )
-        work = self._work(ids.size, sampled, plan.partials, plan.sinks > 0)
+        work = self._work(ids.size, sampled, plan)
         scratch = max(f.MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
+        plan.add_up(self.config.num_kv_heads, work.received)
         return work
 
-    def _work(self, tokens: int, sampled: int, partials: int, sinks: bool) -> f.Work:
+    def _work(self, tokens: int, sampled: int, plan: Plan) -> f.Work:
         s = self._shape
+        exponentials, received = plan.weighing(s.heads, s.kv_heads)
 
         def zeros(*shape: int) -> Array:
             return np.zeros(int(np.prod(shape)), np.float32)
@@ -150,9 +153,11 @@ class PackedDecoder(Decoder):
             attended=zeros(tokens, s.heads_stride),
             to_out=rounded(tokens, s.heads_stride),
             to_down=rounded(tokens, s.inner_stride),
-            partial=zeros(partials, s.heads * (s.head_dim + 2)),
+            partial=zeros(plan.partials, s.heads * (s.head_dim + 2)),
             turns=zeros(s.ropes, tokens, s.head_dim),
-            back=zeros(s.ropes if sinks else 0, tokens, s.head_dim),
+            back=zeros(s.ropes if plan.sinks else 0, tokens, s.head_dim),
+            exponentials=exponentials,
+            received=received,
             logits=np.empty((sampled, s.vocabulary), np.float32),
         )
 
