@@ -10,7 +10,7 @@ import torch
 from agentkit.engine.kernels.layout import FAR, PAGE
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kv import KVPool, KVSequence, KVShape
-from agentkit.engine.kv_policy import Policy, Streaming, Window, reach_of
+from agentkit.engine.kv_policy import H2O, Policy, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.rope import Rope
 from agentkit.engine.runner import Span, TorchRunner
@@ -235,9 +235,8 @@ def test_policies_that_do_not_suit_a_model_are_refused_by_name() -> None:
         reach_of(Streaming(4, 64), config)
     with pytest.raises(EngineError, match="trained for 4096"):
         reach_of(Streaming(4, 5000), decoder().config)
-    with pytest.raises(EngineError, match="on the CPU"):
-        reach_of(Window(64), config, "cuda")
-    assert reach_of("auto", decoder(windows=(40,) * 3).config, "cuda").kept is None
+    with pytest.raises(EngineError, match="attention='flash'"):
+        reach_of(H2O(128), decoder().config, standard=True)
     assert reach_of(Window(50), config).kept == 50
     assert reach_of("auto", config).kept is None
 
