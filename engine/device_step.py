@@ -231,3 +231,7 @@ class DeviceStep:
             event.synchronize()
         tokens, status, logprobs = host.numpy()
         return Result(launch, tokens.astype(np.int64), status.astype(np.int32), logprobs)
+
+    def forget(self) -> None:
+        """Nobody will read the results of the launches so far."""
+        self._flying.clear()

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import torch
 from agentkit.engine import Engine
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
-from tests.bench import gpu_kernels
+from tests.bench import gpu_kernels, gpu_step
 from tests.bench.gpu_kit import Box, Figures, Setup, clock, forward_times, matrix_bytes, random_model, spans_for
 from tests.engine.loaded import loaded_model
 
@@ -134,8 +135,17 @@ class Bench:
                 found.append({"format": name, "bytes_per_position": 2 * c.num_layers * c.num_kv_heads * row, **forward_times(s, self.model, spans, kv)})
         return {"rows": found}
 
+    def sampling(self, box: Box) -> Figures:
+        return gpu_step.sampling(self.setup, box)
+
+    def masks(self, box: Box) -> Figures:
+        return gpu_step.masks(self.setup, box)
+
+    def steps(self, box: Box) -> Figures:
+        return gpu_step.steps(self.setup, self.model, box)
+
     def engine(self, box: Box) -> Figures:
-        """Output tokens per second through the public interface, without and with a grammar; sampling as the engine does it today."""
+        """Output tokens per second through the public interface, without and with a grammar, in captured steps and over the host."""
         s, found = self.setup, []
         count = s.pick(64, 2)
         with tempfile.TemporaryDirectory() as folder:
@@ -143,11 +153,11 @@ class Bench:
         loaded = replace(plain, model=self.model, config=replace(self.model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
         if s.smoke:
             return {"rows": [], "note": "through the interpreter tests/engine/gpu/test_device_runner.py runs the engine"}
-        for requests in BATCHES:
-            for regex in (None, f"[ab]{{{2 * count}}}"):
-                if box.left(f"batch {requests}"):
-                    with Engine(loaded, max_running=requests, speculation="off", kv_memory=24 << 30) as engine:
-                        found.append({"batch": requests, "grammar": regex is not None, "tokens_per_s": asyncio.run(_rate(engine, requests, count, regex))})
+        for requests, graphs, regex in product(BATCHES, (True, False), (None, f"[ab]{{{2 * count}}}")):
+            if box.left(f"batch {requests}"):
+                with Engine(loaded, max_running=requests, speculation="off", kv_memory=24 << 30, cuda_graphs=graphs) as engine:
+                    rate = asyncio.run(_rate(engine, requests, count, regex))
+                    found.append({"batch": requests, "captured": graphs, "grammar": regex is not None, "tokens_per_s": rate})
         return {"rows": found}
 
     def transformers(self, box: Box) -> Figures:
@@ -187,9 +197,10 @@ async def _rate(engine: Engine, requests: int, count: int, regex: str | None) ->
 
 
 SECTIONS: dict[str, tuple[Callable[[Bench, Box], Figures], float]] = {
-    "ceilings": (Bench.ceilings, 15), "kernels": (Bench.kernels, 80), "attention": (Bench.attention, 60), "cascade": (Bench.cascade, 20),
-    "decode": (Bench.decode, 60), "prefill": (Bench.prefill, 30), "drafts": (Bench.drafts, 60), "formats": (Bench.formats, 30),
-    "engine": (Bench.engine, 60), "transformers": (Bench.transformers, 45),
+    "ceilings": (Bench.ceilings, 15), "kernels": (Bench.kernels, 60), "attention": (Bench.attention, 50), "cascade": (Bench.cascade, 15),
+    "decode": (Bench.decode, 50), "prefill": (Bench.prefill, 25), "drafts": (Bench.drafts, 40), "formats": (Bench.formats, 25),
+    "sampling": (Bench.sampling, 20), "masks": (Bench.masks, 25), "steps": (Bench.steps, 45), "engine": (Bench.engine, 60),
+    "transformers": (Bench.transformers, 40),
 }  # fmt: skip
 """Name -> function and seconds, in the order they run."""
 

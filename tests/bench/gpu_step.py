@@ -1,0 +1,148 @@
+"""Sections of gpu.py on the decode step as a whole: masks, sampling and grammars on the device, captured and not.
+
+Inputs: a Setup, a time box, and a model for the steps. The vocabulary is made up: short random words, as many as Qwen2 has tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+
+from agentkit.engine.config import SamplingParams
+from agentkit.engine.device_step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.kernels.gpu import sampler, sampler_reference
+from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.device_decoder import DeviceDecoder
+from agentkit.grammars import Grammar, Vocabulary
+from agentkit.grammars.device import Place, Pushdown
+from agentkit.grammars.kernels import pushdown, pushdown_reference
+from agentkit.grammars.kernels.tables import FINE, States, Tables
+from tests.bench.gpu_kit import Box, Figures, Setup, cache_for, clock, spans_for
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_p": {"temperature": 1.0, "top_p": 0.9},
+    "top_k, top_p": {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+}
+TEXT = Grammar.from_regex("[a-z ]*!")
+OBJECT = Grammar.from_json_schema(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "sizes": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["name", "sizes"],
+        "additionalProperties": False,
+    }
+)
+
+
+@cache
+def vocabulary(size: int) -> Vocabulary:
+    """All bytes, random words, and a stop token."""
+    rng, texts = random.Random(0), {bytes([b]) for b in range(256)}
+    while len(texts) < size - 1:
+        texts.add("".join(rng.choices('etaoinshrdlu   .,:"{}[]0123', k=rng.randint(2, 9))).encode())
+    return Vocabulary([*sorted(texts), None], [size - 1])
+
+
+def sampling(setup: Setup, box: Box) -> Figures:
+    """Seconds of the sampler over masked logits, per kind of draw; and of a sort, which is what it does without."""
+    found, width = [], setup.model["vocabulary"]
+    for size in setup.pick((1, 8, 64, 256), (2,)):
+        generator = torch.Generator(setup.device).manual_seed(0)
+        logits = 3 * torch.randn(size, width, generator=generator, device=setup.device)
+        bank = torch.randint(-(1 << 31), (1 << 31) - 1, (4, (width + 31) // 32), generator=generator, device=setup.device, dtype=torch.int32)
+        rows = (torch.arange(size, device=setup.device, dtype=torch.int32) % 5) - 1
+        row: Figures = {"batch": size, "sort_s": clock(setup, lambda logits=logits: logits.sort(1, descending=True))}  # type: ignore[misc]
+        for name, options in SAMPLING.items():
+            if box.left(f"{name} of {size}"):
+                draws = [Draw(SamplingParams(**options), seed) for seed in range(size)]
+                batch, out, want = SamplingBatch.of(draws, width, setup.device), Sampled.empty(size, setup.device), Sampled.empty(size, setup.device)
+                row[f"{name}_s"] = clock(setup, lambda b=batch, o=out, x=logits, m=bank, r=rows: sampler.sample(x, m, r, b, o, vocab_size=width))  # type: ignore[misc]
+                sampler_reference.sample(logits, bank, rows, batch, want, vocab_size=width)
+                row[f"{name}_equal"] = float((out.tokens == want.tokens).double().mean())
+                if row[f"{name}_equal"] < 0.97:  # the last digit of a sum may decide now and then
+                    raise AssertionError(f"the sampler differs from its reference: {row}")
+        found.append(row)
+    return {"rows": found}
+
+
+def masks(setup: Setup, box: Box) -> Figures:
+    """Seconds to build a mask on the device, to find a known one, and to advance; the first checked against the reference."""
+    found, words = [], vocabulary(setup.model["vocabulary"])
+    for name, grammar in (("text", TEXT), ("object", OBJECT)):
+        host, place = _prepared(words, grammar)
+        for size in setup.pick((1, 8, 64), (2,)):
+            if not box.left(f"{name} of {size}"):
+                continue
+            tables, states = Tables.of(host, size, setup.device), States.empty(size, 64, setup.device)
+            for request in range(size):
+                states.load(request, place)
+            status, rows = torch.zeros(2, size, dtype=torch.int32, device=setup.device)
+            pushdown.find_rows(tables, states, status, rows)
+            row: Figures = {"grammar": name, "batch": size}
+            row["build_s"] = clock(setup, lambda t=tables, s=states, o=status, r=rows: pushdown.build_rows(t, s, o, r))  # type: ignore[misc]
+            row["find_s"] = clock(setup, lambda t=tables, s=states, o=status, r=rows: pushdown.find_rows(t, s, o, r))  # type: ignore[misc]
+            pushdown.build_rows(tables, states, status, rows)
+            built = tables.bank[tables.rows].cpu()
+            slow = Tables.of(host, 1, "cpu")
+            at, one = States.empty(1, 64, "cpu"), torch.zeros(2, 1, dtype=torch.int32)
+            at.load(0, place)
+            pushdown_reference.find_rows(slow, at, *one)
+            pushdown_reference.build_rows(slow, at, *one)
+            if int(status.max()) != FINE or not torch.equal(built, slow.bank[slow.rows]):
+                raise AssertionError(f"the mask of {name} differs from its reference")
+            if grammar is TEXT:  # a blank leads back to where it came from
+                stay = torch.full((size,), words.by_bytes[0][b" "], device=setup.device)
+                row["advance_s"] = clock(setup, lambda t=tables, s=states, o=status, x=stay: pushdown.advance(t, s, o, x))  # type: ignore[misc]
+            found.append(row)
+    return {"rows": found}
+
+
+def _prepared(words: Vocabulary, grammar: Grammar, *, known: bool = False) -> tuple[Pushdown, Place]:
+    """A pushdown with all heads of a grammar expanded, and where its texts begin."""
+    host, matcher = Pushdown(words, states=4096, rows=64), grammar.matcher(words)
+    place = host.place(matcher.arena, matcher.state)
+    assert place is not None
+    host.expand_some(2000)
+    if known:
+        host.know(place, matcher.arena, matcher.state)
+    return host, place
+
+
+def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
+    """Seconds of a whole step: without a grammar, with a known mask, with one that is built each time; captured and not."""
+    found, before = [], setup.pick(1024, PAGE + 1)
+    words = vocabulary(model.config.vocab_size)
+    for size in setup.pick((1, 8, 64, 256), (2,)):
+        spans = spans_for([(before, 2 * PAGE)] * size)
+        forward = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers)).forward
+        row: Figures = {"batch": size, "context": before}
+        for kind in ("free", "known mask", "built mask"):
+            for graph in setup.pick((True, False), (False,)):
+                if not box.left(f"{kind} of {size}"):
+                    continue
+                host, place = _prepared(words, TEXT, known=kind == "known mask")
+                step = DeviceStep(
+                    Bucket(size, len(spans[0].pages), grammars=kind != "free"), forward, step_kernels("triton"), setup.device,
+                    width=model.config.vocab_size, vocab_size=len(words), stops=words.stop_token_ids,
+                    tables=Tables.of(host, size, setup.device), graph=graph,
+                )  # fmt: skip
+                for number, span in enumerate(spans):
+                    step.load(number, 1, before, span.pages, Draw(SamplingParams(temperature=1.0, seed=number), number), None if kind == "free" else place)
+
+                def run(step: DeviceStep = step) -> None:
+                    step.launch()
+                    step.forget()
+
+                row[f"{kind}, {'graph' if graph else 'eager'}_s"] = clock(setup, run)
+                row[f"{kind}, going on"] = int((step.status == FINE).sum())
+        free, known = row.get("free, graph_s"), row.get("known mask, graph_s")
+        row["constrained_costs"] = None if free is None or known is None else known / free - 1
+        found.append(row)
+    return {"rows": found}
