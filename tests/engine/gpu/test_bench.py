@@ -16,6 +16,7 @@ def bench(root: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for minutes")
 def test_without_a_gpu_it_says_so(root: Path, tmp_path: Path) -> None:
     assert "no NVIDIA GPU here" in bench(root, "--out", str(tmp_path / "gpu.json"))

@@ -10,7 +10,7 @@ import torch
 
 from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.device_runner import DeviceRunner
-from agentkit.engine.kernels.gpu import choose, sharing
+from agentkit.engine.kernels.gpu import sharing
 from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, arranged
 from agentkit.engine.kernels.layout import PAGE
@@ -61,7 +61,7 @@ def test_what_is_not_worth_it_stays_as_it_is(case: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
-@pytest.mark.parametrize("kernels", choose.KERNEL_SETS)
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 def test_logits_are_those_without_sharing(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "LEAST_PAGES", 1)
     shared: list[bool] = []
