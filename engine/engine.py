@@ -12,7 +12,7 @@ import asyncio
 import queue
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
 from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
 from agentkit.engine.scheduler import Limits, Scheduler
+from agentkit.engine.scoring import scores
 from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
@@ -259,6 +260,17 @@ class Engine:
         """`chat` for async callers."""
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 
+    def score(self, text: Prompt) -> Iterator[float]:
+        """Natural log-probabilities of a text's tokens but the first, each after all before it; the exponential of minus their mean is its perplexity.
+
+        The text is read in chunks as the values are asked for. Raises ContextTooLong and what `generate` raises for a prompt; EngineBusy
+        where running requests leave no pages for it.
+        """
+        ids = self._intake.encode(text)
+        self._intake.check_size(ids, 0)
+        size = min(self._loaded.config.vocab_size, len(self._loaded.tokenizer.token_bytes))
+        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
+
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
         speculator = setting if setting is None or isinstance(setting, Speculator) else self.speculator(setting)
@@ -298,7 +310,7 @@ class Engine:
         tree, pool = scheduler.pool.tree, scheduler.pool
         return snapshot(
             self.metrics, running=scheduler.active, waiting=scheduler.waiting, pages=pool.page_count, free=pool.free_pages,
-            cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted,
+            cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted, page_bytes=pool.shape.bytes_per_page,
         )  # fmt: skip
 
     def metrics_text(self) -> str:

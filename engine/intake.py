@@ -78,7 +78,7 @@ class Intake:
 
         Raises ContextTooLong, BudgetTooSmall, and ValueError for a biased token that the model does not have.
         """
-        self._check_size(prompt, params.max_tokens)
+        self.check_size(prompt, params.max_tokens)
         if params.n > 1 and self._pool.reach.budget is not None:
             raise ValueError(f"n={params.n}: outputs cannot share their prompt with kv=H2O(...), which keeps other parts of it for each; ask {params.n} times")
         wrong = next((t for t in params.logit_bias if t >= self._loaded.config.vocab_size), None)
@@ -112,7 +112,7 @@ class Intake:
 
     def prefill(self, prompt: list[int], params: SamplingParams) -> Request:
         """A request that only fills the cache; nobody hears of it yet. Raises ContextTooLong."""
-        self._check_size(prompt, 0)
+        self.check_size(prompt, 0)
         request = Request(prompt, params, lambda event: None, OutputText(self._loaded.tokenizer.detokenizer(continuation=True)), seed=0)
         request.prefill_only = True
         return request
@@ -139,7 +139,8 @@ class Intake:
         usage = replace(outcome.usage, load_s=self.load_s)
         return Generation(outcome.text, value, outcome.token_ids, outcome.finish_reason, usage, outcome.stop_string, outcome.logprobs)
 
-    def _check_size(self, prompt: list[int], max_tokens: int) -> None:
+    def check_size(self, prompt: list[int], max_tokens: int) -> None:
+        """Raises ContextTooLong for what does not fit into the context, or into memory."""
         total = len(prompt) + max_tokens
         if total > self._max_context:
             room = self._max_context - len(prompt)

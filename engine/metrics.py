@@ -47,6 +47,7 @@ class EngineStats:
 
     running, waiting: requests now.    finished: by finish reason.    failed: by name of the error (cancelled ones as "cancelled").
     pages, free_pages, cached_pages, pinned_pages: of 32 tokens; cached ones hold what finished requests computed.
+    page_bytes: of one page, keys and values of all layers.
     input_tokens, cached_tokens: of prompts, and of those found computed.    hit_rate: cached / input.
     steps, step_tokens: forwards of the engine, and the tokens that went through them.
     """
@@ -58,6 +59,7 @@ class EngineStats:
     cached_pages: int
     pinned_pages: int
     evicted_pages: int
+    page_bytes: int
     finished: dict[str, int]
     failed: dict[str, int]
     input_tokens: int
@@ -187,7 +189,7 @@ def prometheus(model: str, stats: EngineStats, times: dict[str, Histogram]) -> s
     return "\n".join(lines) + "\n"
 
 
-def snapshot(metrics: Metrics, *, running: int, waiting: int, pages: int, free: int, cached: int, pinned: int, evicted: int) -> EngineStats:
+def snapshot(metrics: Metrics, *, running: int, waiting: int, pages: int, free: int, cached: int, pinned: int, evicted: int, page_bytes: int) -> EngineStats:
     """The counters as EngineStats; `cached`: pages that only the prefix cache holds."""
     means = {name: h.sum / h.count if h.count else None for name, h in metrics.times.items()}
     return EngineStats(
@@ -198,6 +200,7 @@ def snapshot(metrics: Metrics, *, running: int, waiting: int, pages: int, free: 
         cached_pages=cached,
         pinned_pages=pinned,
         evicted_pages=evicted,
+        page_bytes=page_bytes,
         finished=dict(metrics.finished),
         failed=dict(metrics.failed),
         steps=metrics.steps,

@@ -90,6 +90,11 @@ class Scheduler:
             insort(self._waiting, request, key=_rank)
 
     @property
+    def runner(self) -> Runner:
+        """The backend, for jobs on the engine thread between two steps."""
+        return self._runner
+
+    @property
     def has_work(self) -> bool:
         return bool(self.running or self._waiting)
 

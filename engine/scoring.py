@@ -1,0 +1,47 @@
+"""How likely a model finds a given text, token by token.
+
+Inputs: token ids, and the engine's loop, runner and pool. The text is read in chunks, each a job of its own between two steps, so requests
+that run beside it go on. Knows nothing of requests or grammars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from agentkit.engine.kv import KVPool, KVSequence
+from agentkit.engine.loop import EngineLoop
+from agentkit.engine.runner import Runner, Span
+from agentkit.errors import EngineBusy, NumericalError
+
+CHUNK = 128
+
+
+def scores(ids: Sequence[int], loop: EngineLoop, runner: Runner, pool: KVPool, vocab_size: int) -> Iterator[float]:
+    """Natural log-probabilities of the tokens of a text but the first, each after all before it, over the ids below vocab_size.
+
+    Under a policy (Window, Streaming, H2O) a token sees what it would see in a generation. Raises EngineBusy where there are no pages, and
+    NumericalError.
+    """
+    sequence = loop.call(lambda: pool.start(ids[:1], room=len(ids))).result()
+    try:
+        while sequence.length < len(ids) - 1:
+            yield from loop.call(lambda: _chunk(ids, sequence, runner, pool, vocab_size)).result()
+    finally:
+        if loop.is_usable:
+            loop.call(lambda: pool.release(sequence, keep=False)).result()
+
+
+def _chunk(ids: Sequence[int], sequence: KVSequence, runner: Runner, pool: KVPool, vocab_size: int) -> list[float]:
+    at = sequence.length
+    size = min(CHUNK, pool.room(sequence) or CHUNK, len(ids) - 1 - at)
+    if not pool.reserve(sequence, at + size):
+        raise EngineBusy("there are no pages to read the text into; wait for running requests, or raise kv_memory")
+    logits = runner.execute([Span(sequence, tuple(ids[at : at + size]), rows=size)])[0][:, :vocab_size].astype(np.float64)  # [size, V]
+    if np.isnan(logits).any():
+        raise NumericalError(f"the model's logits have NaN between the tokens {at} and {at + size} of the text")
+    largest = logits.max(1)
+    totals = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+    found: list[float] = (logits[np.arange(size), ids[at + 1 : at + 1 + size]] - totals).tolist()
+    return found
