@@ -138,7 +138,7 @@ class DeviceStep:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.inference_mode(), torch.cuda.graph(graph, pool=memory):
+            with torch.inference_mode(), torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
                 self._body()
         except RuntimeError as error:
             raise EngineError(

@@ -13,6 +13,7 @@ miss on the device, which the host answers from the arena. Inputs: arenas and th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from agentkit.errors import GrammarError
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena
@@ -39,8 +42,8 @@ FEW = 8
 """Tokens that may come next, at most, for all of them to be followed ahead."""
 FOLLOWED = 4
 """Tokens per state that are remembered as having come there."""
-PICKS = 1 << 14
-"""States for which they are remembered."""
+REMEMBERED = 1 << 16
+"""States and steps ahead that are remembered."""
 
 
 Text = tuple[int, ...]
@@ -105,6 +108,8 @@ class Pushdown:
         self._rows: dict[bytes, int] = {}
         self._known = 0
         self._picks: dict[tuple[Arena, int], deque[int]] = {}
+        self._few: dict[tuple[Arena, int], frozenset[int]] = {}
+        self._reached: dict[tuple[Place, Arena, int, int], tuple[Place, int] | None] = {}
         self._todo: deque[int] = deque()
 
     # -- heads --------------------------------------------------------------------------------------------------
@@ -127,10 +132,11 @@ class Pushdown:
         return number
 
     def expand(self, head: int) -> None:
-        """Fill the row of a head."""
+        """Fill the row of a head; all of it stays a miss where the grammar passes a limit, which its matcher will say if a text comes here."""
         if head not in self._expanded:
             self._expanded.add(head)
-            self._write(head)
+            with contextlib.suppress(GrammarError):
+                self._write(head)
 
     def _write(self, head: int) -> None:
         """A head's row: for each symbol, what is left of its texts."""
@@ -272,7 +278,7 @@ class Pushdown:
 
     def noted(self, arena: Arena, node: int, token: int) -> None:
         """Remember that `token` came in a state: it is likely to come there again."""
-        if len(self._picks) >= PICKS:
+        if len(self._picks) >= REMEMBERED:
             self._picks.clear()
         self._picks.setdefault((arena, node), deque(maxlen=FOLLOWED)).append(token)
 
@@ -283,25 +289,37 @@ class Pushdown:
         """
         here = {(place, node)}
         for _ in range(tokens):
-            there = set()
-            for at, state in here:
-                for token in self._likely(arena, state):
-                    after = arena.advance_token(state, token)
-                    following = self.follow(at, token_symbols(self.vocabulary, token)) if after else None
-                    if following is not None and self.know(following, arena, after) != MISS:
-                        there.add((following, after))
-            here = there
+            here = {reached for at, state in here for token in self._likely(arena, state) if (reached := self._reach(at, arena, state, token)) is not None}
 
-    def _likely(self, arena: Arena, node: int) -> set[int]:
-        mask = arena.masks.get(node)
-        mask = arena.mask(node) if mask is None else mask
-        likely = set(self._picks.get((arena, node), ()))
+    def _reach(self, place: Place, arena: Arena, node: int, token: int) -> tuple[Place, int] | None:
+        """Where a token leads, place and state, the way there and the mask made ready; None if the device could not go there."""
+        key = (place, arena, node, token)
+        if key not in self._reached:
+            if len(self._reached) >= REMEMBERED:
+                self._reached.clear()
+                self._few.clear()
+            self._reached[key] = None
+            with contextlib.suppress(GrammarError):  # a state without tokens or past a limit: its matcher will say so
+                after = arena.advance_token(node, token)
+                following = self.follow(place, token_symbols(self.vocabulary, token)) if after else None
+                if following is not None and self.know(following, arena, after) != MISS:
+                    self._reached[key] = (following, after)
+        return self._reached[key]
+
+    def _likely(self, arena: Arena, node: int) -> Iterable[int]:
+        few = self._few.get((arena, node))
+        if few is None:
+            few = self._few[arena, node] = self._all_if_few(arena.mask(node))
+        return few.union(self._picks.get((arena, node), ()))
+
+    def _all_if_few(self, mask: np.ndarray) -> frozenset[int]:
+        """The tokens of a mask if they are few; stop tokens, after which nothing comes, not counted in."""
         words = np.flatnonzero(mask)
-        if len(words) <= FEW:
-            bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32)
-            if bits.sum() <= FEW:
-                likely.update((32 * words[w] + b).item() for w, b in np.argwhere(bits))
-        return likely - set(self.vocabulary.stop_token_ids)
+        if len(words) > FEW:
+            return frozenset()
+        bits = np.argwhere(np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32))
+        tokens = (32 * words[bits[:, 0]] + bits[:, 1]).tolist()
+        return frozenset(tokens if len(tokens) <= FEW else ()).difference(self.vocabulary.stop_token_ids)
 
     def expand_some(self, count: int) -> int:
         """Expand up to `count` further heads, those that were reached first; how many there were."""

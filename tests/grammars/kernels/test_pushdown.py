@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentkit.errors import NoTokenPath
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.device import MISS, OVER, Place, Pushdown, key_of, token_symbols
 from agentkit.grammars.expr import Builder
@@ -275,3 +276,35 @@ def test_keys_tell_places_apart() -> None:
     places = [Place(h, f) for h in range(4) for f in ((), (0,), (1,), (0, 0), (0, 1), (1, 0), (2,))]
     assert len({key_of(p) for p in places}) == len(places)
     assert all(-(1 << 63) <= key_of(p) < 1 << 63 for p in places)
+
+
+def test_looking_ahead_meets_what_no_token_spells() -> None:
+    """After "a" only "b" may come, and no token is "b": the matcher's business, and no place for the device."""
+    vocabulary = Vocabulary([b"a", b"bc", None], [2])
+    host, matcher = Pushdown(vocabulary, states=50, rows=4), Grammar.from_regex("ab").matcher(vocabulary)
+    place = host.place(*moved(matcher))
+    assert place is not None
+    host.look_ahead(place, *moved(matcher), 3)
+    matcher.accept(0)
+    with pytest.raises(NoTokenPath):
+        host.know(Place(OVER), *moved(matcher))
+
+
+def test_looking_ahead_makes_ready_what_is_forced_and_what_came_before() -> None:
+    host, matcher = Pushdown(VOCABULARY, states=500, rows=50), Grammar.from_regex("(?s)[a-z]{1,9}=abc!").matcher(VOCABULARY)
+    arena, node = moved(matcher)
+    place = host.place(arena, node)
+    assert place is not None
+    host.know(place, arena, node)
+    host.look_ahead(place, arena, node, 2)
+    assert len(host.changes.keys) == 1  # too many tokens may come
+    host.noted(arena, node, TOKENS.index(b"xyz"))
+    host.look_ahead(place, arena, node, 1)
+    assert len(host.changes.keys) == 2
+    for text in (b"x", b"="):
+        matcher.accept(TOKENS.index(text))
+    place, (arena, node) = host.place(*moved(matcher)), moved(matcher)
+    assert place is not None
+    host.take_changes()
+    host.look_ahead(place, arena, node, 2)
+    assert len(host.changes.keys) >= 3  # a, ab, abc and what follows
