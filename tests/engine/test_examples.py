@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from agentkit.engine import Engine
+from agentkit.engine import H2O, Engine
 from tests.engine.loaded import loaded_model
 
 
@@ -65,6 +65,25 @@ def test_prefix_caching_measures_and_draws(tmp_path: Path, root: Path, capsys: p
     assert len(cold) == len(warm) == 2
     module.draw(cold, warm)
     assert capsys.readouterr().out.count("█") > 60
+
+
+def test_kv_compression_compares_and_streams(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example(root, "kv_compression")
+    loaded = loaded_model(tmp_path / "model", context=512)
+    monkeypatch.setattr(module, "topics", {"a": "A text about windows. " * 40, "b": "And one about sinks. " * 40})
+    monkeypatch.setattr(module, "open_engine", lambda model, kv: Engine(loaded, kv=kv, prefix_caching=not isinstance(kv, H2O), threads=1))
+    module.compare("tiny", 230, 128)
+    lines = capsys.readouterr().out.splitlines()[3:]
+    names, sizes = [line[:48].strip() for line in lines], {line[:48].strip(): float(line[48:57]) for line in lines}
+    assert names == [str(kv) for kv in module.policies(128)]
+    assert all("yes" in line or "no" in line for line in lines)
+    assert sizes["fp32"] >= sizes["fp16"]
+    curves = module.stream("tiny", 1000, 128)
+    assert [len(points) for points in curves.values()] == [module.POINTS] * 2
+    with module.open_engine("tiny", "auto") as engine:
+        page = engine.stats().page_bytes
+    assert all(size <= 6 * page for points in curves.values() for _, _, size in points)  # sinks, and 128 positions wherever they begin
+    assert capsys.readouterr().out.count("█") > 100
 
 
 def test_flash_attention_compares_and_says_what_does_not_fit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
