@@ -18,9 +18,12 @@ import torch
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device_runner import DeviceRunner
 from agentkit.engine.device_step import Bucket, DeviceStep, Forward, Result, step_kernels
+from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
+from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool
+from agentkit.engine.kv_sequence import GONE
 from agentkit.engine.request import Request, State, TokenLogprob
 from agentkit.engine.runner import Runner, Span
 from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
@@ -121,7 +124,8 @@ class DeviceDecoding:
                 del self._steps[bucket], self._seats[bucket]
 
     def _step_for(self, requests: Sequence[Request]) -> DeviceStep:
-        """The smallest step that holds the requests, captured if need be."""
+        """The smallest step that holds the requests, captured if need be, and told what they share."""
+        shared = _shared_pages(requests)
         params = [r.params for r in requests]
         pages = max(len(r.sequence.pages) for r in requests if r.sequence is not None) + 1 + BURST // PAGE
         need = Bucket(
@@ -131,6 +135,7 @@ class DeviceDecoding:
             history=any(map(needs_history, params)),
             logprobs=any(p.logprobs is not None for p in params),
             biases=_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
+            shared=_power(len(shared)) if shared else 0,
         )
         step = self._steps.get(need)
         if step is None:
@@ -139,6 +144,8 @@ class DeviceDecoding:
                 tables=self._tables, depth=self._sizes[2], graph=self._graphs, memory=self._memory,
             )  # fmt: skip
             self._seats[need] = [None] * need.requests
+        if shared:
+            step.set_shared(shared)
         return step
 
     # -- a burst ------------------------------------------------------------------------------------------------
@@ -309,6 +316,13 @@ def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tupl
     if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None:
         return None
     return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)
+
+
+def _shared_pages(requests: Sequence[Request]) -> Sequence[int]:
+    """Pages that all requests begin with; () where they are too few to be worth it."""
+    spans = [BatchSpan(r.sequence.pages, r.sequence.length, r.tokens[-1:]) for r in requests if r.sequence is not None]
+    pages = common_pages(spans) if len(spans) > 1 else ()
+    return pages if len(pages) >= LEAST_PAGES and GONE not in pages else ()
 
 
 def _is_plain(request: Request, matcher: Matcher) -> bool:

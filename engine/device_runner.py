@@ -57,9 +57,9 @@ class DeviceRunner:
                 span.on_states(states[end - drafted - span.states : end].float())
         return results
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, prefix: Prefix | None) -> torch.Tensor:
         """Logits [R, V] in float32, on the device."""
-        return self._forward(batch, None)[0]
+        return self._forward(batch, prefix)[0]
 
     def _forward(self, batch: Batch, prefix: Prefix | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""

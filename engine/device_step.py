@@ -18,6 +18,7 @@ import torch
 
 from agentkit.engine.kernels.gpu import sampler_reference
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape
+from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.errors import EngineError
@@ -27,8 +28,8 @@ from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
 
 __all__ = ["Bucket", "DeviceStep", "Result", "StepKernels", "step_kernels"]
 
-Forward = Callable[[Batch], torch.Tensor]
-"""A batch that decodes -> logits [B, V]."""
+Forward = Callable[[Batch, Prefix | None], torch.Tensor]
+"""A batch that decodes, and what all of it begins with -> logits [B, V]."""
 
 
 class StepKernels(Protocol):
@@ -68,7 +69,7 @@ def step_kernels(name: str) -> StepKernels:
 @dataclass(frozen=True)
 class Bucket:
     """A shape of steps. requests, pages of one: upper bounds. grammars, history (penalties), logprobs: whether any request has them;
-    biases: how many one may have.
+    biases: how many one may have.   shared: pages, at most, that all begin with and that are attended to once for all; 0: nothing is.
     """
 
     requests: int
@@ -77,12 +78,7 @@ class Bucket:
     history: bool = False
     logprobs: bool = False
     biases: int = 0
-
-    def holds(self, other: Bucket) -> bool:
-        return (
-            self.requests >= other.requests and self.pages >= other.pages and self.biases >= other.biases
-            and self.grammars >= other.grammars and self.history >= other.history and self.logprobs >= other.logprobs
-        )  # fmt: skip
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,6 +109,7 @@ class DeviceStep:
         self.batch = Batch.empty(BatchShape(size, size, bucket.pages, size, 1), device)
         self.batch.query_starts.copy_(torch.arange(size + 1))
         self.batch.rows.copy_(torch.arange(size))
+        self._prefix = _nothing_shared(bucket, device) if bucket.shared else None
         self.sampling = SamplingBatch.empty(size, device, history=width if bucket.history else 0, biases=bucket.biases)
         self.states = States.empty(size, depth, device)
         self.status = torch.full((size,), STOPPED, dtype=torch.int32, device=device)
@@ -147,7 +144,7 @@ class DeviceStep:
         return graph
 
     def _body(self) -> None:
-        logits, kernels, tables = self._forward(self.batch), self._kernels, self.tables
+        logits, kernels, tables = self._forward(self.batch, self._prefix), self._kernels, self.tables
         if tables is not None:
             kernels.find_rows(tables, self.states, self.status, self._rows)
             kernels.build_rows(tables, self.states, self.status, self._rows)
@@ -202,6 +199,15 @@ class DeviceStep:
         target = self.batch.pages[place, : len(pages)]
         target.copy_(row.pin_memory() if target.is_cuda else row, non_blocking=True)
 
+    def set_shared(self, pages: Sequence[int]) -> None:
+        """The pages that all requests of the next launches begin with; at most `bucket.shared`."""
+        prefix = self._prefix
+        assert prefix is not None
+        row = torch.from_numpy(np.asarray(pages, np.int32))
+        prefix.pages[0, : len(pages)].copy_(row.pin_memory() if prefix.pages.is_cuda else row, non_blocking=True)
+        prefix.lengths.fill_(len(pages) * PAGE)
+        prefix.first_keys.fill_(len(pages) * PAGE)
+
     def retire(self, place: int) -> None:
         """From the next launch on nobody is in `place`."""
         self.status[place] = STOPPED
@@ -235,3 +241,12 @@ class DeviceStep:
     def forget(self) -> None:
         """Nobody will read the results of the launches so far."""
         self._flying.clear()
+
+
+def _nothing_shared(bucket: Bucket, device: torch.device) -> Prefix:
+    """One group of all requests that shares nothing yet."""
+
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    return Prefix(ints(0, bucket.requests), ints(0), ints(*[0] * bucket.shared).view(1, -1), ints(*[0] * bucket.requests), bucket.requests)

@@ -14,6 +14,8 @@ import torch
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.device_step import Bucket, DeviceStep, step_kernels
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
+from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
@@ -121,7 +123,11 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
     words = vocabulary(model.config.vocab_size)
     for size in setup.pick((1, 8, 64, 256), (2,)):
         spans = spans_for([(before, 2 * PAGE)] * size)
-        forward = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers)).forward
+        decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
+
+        def forward(batch: Batch, prefix: Prefix | None, decoder: DeviceDecoder = decoder) -> torch.Tensor:
+            return decoder.logits(decoder.states(batch, prefix))
+
         row: Figures = {"batch": size, "context": before}
         for kind in ("free", "known mask", "built mask"):
             for graph in setup.pick((True, False), (False,)):

@@ -15,7 +15,7 @@ from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["arranged"]
+__all__ = ["LEAST_PAGES", "arranged", "common_pages"]
 
 LEAST_PAGES = 16
 """Shared pages below which a merge of two parts costs more than reading them for each request."""
@@ -29,7 +29,7 @@ def arranged(spans: Sequence[BatchSpan], device: torch.device) -> tuple[list[int
             by_page[span.pages[0]].append(number)
     groups = []
     for numbers in by_page.values():
-        pages = _common([spans[number] for number in numbers])
+        pages = common_pages([spans[number] for number in numbers])
         if len(numbers) > 1 and len(pages) >= LEAST_PAGES:
             groups.append((numbers, pages))
     if not groups:
@@ -40,7 +40,7 @@ def arranged(spans: Sequence[BatchSpan], device: torch.device) -> tuple[list[int
     return order, _prefix([([spans[number] for number in numbers], pages) for numbers, pages in (*groups, (alone, []))], device)
 
 
-def _common(spans: Sequence[BatchSpan]) -> Sequence[int]:
+def common_pages(spans: Sequence[BatchSpan]) -> Sequence[int]:
     """The pages that all begin with, as far as each had them full before this step."""
     first = spans[0].pages
     count = min(span.offset // PAGE for span in spans)

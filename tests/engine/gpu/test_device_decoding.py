@@ -15,6 +15,7 @@ from agentkit.engine import Engine, TokenEvent, engine
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device_decoding import DeviceDecoding, decoding_for
 from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits, Scheduler
@@ -192,6 +193,20 @@ def test_pages_that_a_window_leaves_behind_are_given_back() -> None:
     assert bench.steps > 60
 
 
+def test_a_shared_beginning_is_attended_to_once() -> None:
+    """Requests that begin with the same 17 pages: one group in the step, and the tokens of the host."""
+    prompt, results = [(7 * i) % 250 for i in range(17 * PAGE)], []
+    for burst in (False, True):
+        bench = DeviceBench(TinyDecoder(0), burst=burst)
+        requests = [bench.submit([*prompt, 5 + n, 9], max_tokens=10, seed=n, **SAMPLED) for n in range(3)]
+        bench.run(*requests)
+        results.append(outputs(requests))
+    assert results[0] == results[1]
+    decoding = bench.scheduler._decoding
+    assert decoding is not None
+    assert [bucket.shared for bucket in decoding._steps] == [32]
+
+
 def test_a_newcomer_does_not_wait_for_a_burst() -> None:
     bench = DeviceBench(TinyDecoder(0))
     first = bench.submit([5, 9, 70], max_tokens=200, seed=3, temperature=1.0)
@@ -223,7 +238,7 @@ def test_a_step_that_fails_ends_those_that_were_in_it() -> None:
     bench = DeviceBench(TinyDecoder(0))
     decoding = bench.scheduler._decoding
     assert decoding is not None
-    decoding._forward = lambda batch: 1 / 0  # type: ignore[assignment, return-value]
+    decoding._forward = lambda batch, prefix: 1 / 0  # type: ignore[assignment, return-value]
     requests = [bench.submit([5, 9, 70 + i], max_tokens=20) for i in range(2)]
     bench.run(*requests)
     assert all(isinstance(r.error, EngineError) and "ZeroDivisionError" in str(r.error) for r in requests)
