@@ -171,10 +171,11 @@ def _attend(
         key_scales += head.to(tl.int64) * scale_head
         value_scales += head.to(tl.int64) * scale_head
     page_row = pages + request.to(tl.int64) * page_request
-    acc, top, total = _over(
-        acc, top, total, q, begin, clear, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
-        own, place, low, path, tree, nodes, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, APART, CAPPED, False, PRECISION,
-    )  # fmt: skip
+    if not (WINDOW or APART):
+        acc, top, total = _over(
+            acc, top, total, q, begin, clear, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
+            own, place, low, path, tree, nodes, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, APART, CAPPED, False, PRECISION,
+        )  # fmt: skip
     acc, top, total = _over(
         acc, top, total, q, clear, end, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
         own, place, low, path, tree, nodes, scale, cap, PAGE, BLOCK_N, CAUSAL, WINDOW, TREE, APART, CAPPED, True, PRECISION,

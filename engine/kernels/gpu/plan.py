@@ -69,7 +69,7 @@ def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtyp
     widest = (64 if coded else 128) if narrow else 32
     block_m = max(16, next_power(group), min(widest, next_power(shape.queries * group)))
     block_n = 64 if narrow and head_dim <= 128 else 32
-    launch = Launch(block_m, block_n, warps=8 if block_m >= 128 else 4, stages=3 if narrow and head_dim <= 128 else 2)
+    launch = Launch(block_m, block_n, warps=8 if block_m >= 128 or not narrow else 4, stages=3 if narrow and head_dim <= 128 else 2)
     programs = launch.tiles(shape, group) * kv_heads
     by_need = next_power(-(-PROGRAMS_PER_PROCESSOR * processors // programs))
     by_keys = max(1, shape.max_length // LEAST_KEYS)

@@ -105,6 +105,20 @@ def eight_bits() -> None:
         _compile(qwen, dtype, [BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)])
 
 
+def rules() -> None:
+    """Windows, sinks that stay, and float32 and float16 throughout."""
+    attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    prompt, decode = [BatchSpan(list(range(32)), 512, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        layer = KVLayer.empty(4, 64 * PAGE, 128, dtype)
+        for spans in (prompt, decode):
+            batch = Batch.of(spans, "cpu")
+            q = torch.zeros(batch.shape.tokens, 28, 128, dtype=dtype)
+            attention.attend(q, layer, batch, scale=1.0, window=None if dtype != torch.bfloat16 else 512)
+            if dtype == torch.bfloat16:
+                attention.attend_streaming(q, q, layer, batch, scale=1.0, window=512, sink_keys=4)
+
+
 def beside() -> None:
     """Adapters, and attention over a shared beginning."""
     attention.processors_of = lora.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
