@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from agentkit.engine import Engine, Generation
     from agentkit.engine.speculation.speculator import Speculator
 
-__all__ = ["Job", "Row", "available", "compare", "table"]
+__all__ = ["Job", "Row", "available", "compare", "pays", "table"]
+
+WORTH = 1.03  # a speed-up below it may be noise
 
 Job = Callable[["Engine"], "Generation"]
 """One generation on the engine it is given."""
@@ -111,6 +113,13 @@ def _passes(jobs: int, settings: list[str], repeats: int) -> Iterator[tuple[bool
             shift = (turn + number) % len(settings)
             for setting in settings[shift:] + settings[:shift]:
                 yield True, number, setting
+
+
+def pays(rows: Sequence[Row]) -> str | None:
+    """The fastest setting of which drafts were kept and that is faster than plain decoding beyond noise; None: there is none."""
+    plain = next(row for row in rows if row.setting == "off")
+    best = min((row for row in rows if row.accepted), key=lambda row: row.seconds, default=plain)
+    return best.setting if best.seconds * WORTH < plain.seconds else None
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from agentkit.speculation.bench import Job, Row, available, compare, table
+from agentkit.speculation.bench import Job, Row, available, compare, pays, table
 from agentkit.speculation.prompts import Prompt, made_up, read_prompts
 from agentkit.speculation.train import Trained, ask, train
 
@@ -46,8 +46,9 @@ def bench_settings(model: str, prompts: Path | None, count: int, draft: str | No
     settings = [*SETTINGS, *([f"draft:{draft}"] if draft else [])]
     with Engine(model, speculation="off") as engine:
         rows = measured(engine, [partial(ask_engine, prompt=p) for p in asked], settings)
-    best = max(rows, key=lambda row: 1 / row.seconds if row.seconds else 0.0)
-    typer.echo(f"{len(asked)} prompts, greedy, decoding only; best here: speculation={best.setting!r}")
+    best = pays(rows)
+    verdict = f"best here: speculation={best!r}" if best else 'none pays here: differences from plain decoding are noise or losses ("auto" notices by itself)'
+    typer.echo(f"{len(asked)} prompts, greedy, decoding only; {verdict}")
     return rows
 
 

@@ -14,7 +14,7 @@ from agentkit.engine import Engine
 from agentkit.engine.models.progress import silent
 from agentkit.engine.speculation.training import Plan
 from agentkit.errors import InvalidOption
-from agentkit.speculation.bench import available, compare, table
+from agentkit.speculation.bench import Row, available, compare, pays, table
 from agentkit.speculation.prompts import Prompt, made_up, read_prompts
 from agentkit.speculation.train import ask, train
 from tests.engine.models.synthetic import write_llama_gguf
@@ -78,3 +78,17 @@ def test_prompts_are_read_from_a_file_and_bad_lines_are_named(tmp_path: Path) ->
             read_prompts(path)
     with pytest.raises(InvalidOption, match="cannot be read"):
         read_prompts(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ({"off": (0, 1.0), "ngram": (9, 0.8), "eagle": (5, 0.9)}, "ngram"),
+        ({"off": (0, 1.0), "ngram": (9, 0.8), "self": (0, 0.7)}, "ngram"),  # nothing of which drafts were kept: the machine was faster by chance
+        ({"off": (0, 1.0), "ngram": (9, 0.99), "self": (0, 0.7)}, None),
+        ({"off": (0, 1.0), "ngram": (9, 1.3)}, None),
+        ({"off": (0, 1.0)}, None),
+    ],
+)
+def test_which_setting_pays(rows: dict[str, tuple[int, float]], best: str | None) -> None:
+    assert pays([Row(setting, accepted=accepted, seconds=seconds) for setting, (accepted, seconds) in rows.items()]) == best
