@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from agentkit.engine.device_attention import PagedAttention
-from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.batch import Batch, BatchShape, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.gpu.plan import Prefix
@@ -21,9 +21,17 @@ from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.device_decoder import DeviceDecoder
+from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
 
 __all__ = ["DeviceRunner", "runner_for"]
+
+
+WARM = (
+    BatchShape(1, 1, 8, 1, queries=1), BatchShape(1, 1, 256, 1, queries=1), BatchShape(16, 16, 8, 16, queries=1), BatchShape(8, 1, 64, 8, queries=8),
+    BatchShape(40, 8, 64, 40, queries=5, trees=True), BatchShape(512, 2, 64, 2, queries=500), BatchShape(4096, 1, 128, 1, queries=4096),
+)  # fmt: skip
+"""Batches that differ in which kernels they need: decoding over few keys and many, drafts, trees, prompts."""
 
 
 class DeviceRunner:
@@ -36,8 +44,27 @@ class DeviceRunner:
         self._layers = [KVLayer.of(rows) for rows in pool.data]
         self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach) if isinstance(model, Decoder) else None
 
+    def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
+        """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
+        self._on_device()
+        for done, shape in enumerate((*shapes, None)):
+            progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
+            if shape is not None:
+                with torch.inference_mode():
+                    self.forward(Batch.empty(shape, self._pool.data.device), None)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._pool.data.is_cuda
+
+    def _on_device(self) -> None:
+        """Kernels are launched on the thread's own device, wherever their tensors are."""
+        if self.on_gpu:
+            torch.cuda.set_device(self._pool.data.device)
+
     def execute(self, spans: Sequence[Span]) -> list[Logits]:
         """See Runner."""
+        self._on_device()
         wanted = [_wanted(span) for span in spans]
         batch_spans = [_for_device(span, rows) for span, rows in zip(spans, wanted, strict=True)]
         order, prefix = arranged(batch_spans, self._pool.data.device)

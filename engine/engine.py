@@ -41,7 +41,7 @@ from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
-from agentkit.engine.warmup import compile_for_kv_once, compile_kernels_once
+from agentkit.engine.warmup import compile_for_kv_once, compile_kernels_once, warm_up_device
 from agentkit.engine.weights.choose import with_weights
 from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
@@ -141,7 +141,7 @@ class Engine:
         limit = ENDLESS if isinstance(kv, Streaming) else loaded.config.max_position
         self.max_context = min(limit, max_context or limit)
         self.metrics = Metrics(loaded.name, tracer)
-        self._scheduler = _scheduler(loaded, self.config, held, self._stop_ids, self.metrics)
+        self._scheduler = _scheduler(loaded, self.config, held, self._stop_ids, self.metrics, progress)
         folder = None if cache_dir is None else Path(cache_dir)
         self.heads_digest = partial(fingerprint, loaded, "")  # heads fit a model however its weights are held
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
@@ -415,7 +415,9 @@ def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None]
     return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
 
 
-def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_ids: Sequence[int], metrics: Metrics) -> Scheduler:
+def _scheduler(
+    loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_ids: Sequence[int], metrics: Metrics, progress: Callable[..., None] | None
+) -> Scheduler:
     """The engine's inner parts around a loaded model. kv: how keys and values are held."""
     model, c = loaded.model, loaded.config
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
@@ -425,6 +427,7 @@ def _scheduler(loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_
     if config.attention == "standard" and isinstance(model, PackedDecoder):
         raise EngineError(f"attention='standard' computes with plain matrices, and those of {loaded.name!r} are in blocks; use weights='fp32' with it")
     runner = runner_for(model, pool, config.threads, standard=config.attention == "standard")
+    warm_up_device(runner, progress)
     share = GPU_SHARE if model.device.type == "cuda" else 1
     limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
     vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from agentkit.engine.attention import BatchAttention
+from agentkit.engine.device_runner import DeviceRunner
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import ENGINE, supported
 from agentkit.engine.kv_format import KV_TYPES, row_size
@@ -24,10 +25,11 @@ from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.progress import Progress, progress_or_default
 from agentkit.engine.models.rope import Rope
+from agentkit.engine.runner import Runner
 from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits
 from agentkit.engine.weights.packed import PackedDecoder, Part
 
-__all__ = ["compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached"]
+__all__ = ["compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached", "warm_up_device"]
 
 _HIDDEN, _DIM, _VOCABULARY = 32, 16, 64
 _WHOLE, _ATTENTION = torch.float16, torch.float32
@@ -70,6 +72,13 @@ def compile_for_kv_once(kv: torch.dtype, progress: Progress | None, *, whole: bo
         with suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
             done.touch()
         report(stage, 1, 1)
+
+
+def warm_up_device(runner: Runner, progress: Progress | None) -> None:
+    """Compiles what a runner on a GPU needs; the CPU's own kernels are not its business."""
+    if isinstance(runner, DeviceRunner) and runner.on_gpu:
+        with progress_or_default(progress) as report:
+            runner.warm_up(report)
 
 
 def _mark(kv: torch.dtype, whole: bool) -> Path:

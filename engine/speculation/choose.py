@@ -82,7 +82,7 @@ def _trained(kind: str, value: str, target: str, decoder: Decoder, digest: str, 
     path = Path(value).expanduser() if value else heads_file(kind, digest, cache_dir)
     if not path.is_file():
         raise EngineError(f"there are no {kind} heads for {target!r} at {path}; train them with: agentkit train {kind} {target}")
-    heads = load_heads(path, kind, digest)
+    heads = load_heads(path, kind, digest).to(decoder.device)
     if isinstance(heads, MedusaHeads):
         return MedusaProposer(heads)
     assert isinstance(heads, EagleHead)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentkit.engine import Engine, engine
-from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.device_runner import WARM, DeviceRunner
 from agentkit.engine.kernels.gpu import choose
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
@@ -140,6 +140,17 @@ def test_an_engine_over_the_kernels_writes_what_the_cpu_writes(tmp_path: Path, m
             texts.append([it.generate("true: ", max_tokens=3).token_ids, it.generate("x", regex="[ab]{2}12", max_tokens=8).text])
     assert texts[0] == texts[1]
     assert len(texts[0][1]) == 4
+
+
+@SETS
+def test_warming_up_computes_padding_and_touches_no_keys(kernels: str) -> None:
+    model = decoder(layers=1)
+    pool, said = pool_for(model), list[tuple[int, int | None]]()
+    runner = DeviceRunner(model, pool, kernels)
+    assert not runner.on_gpu
+    runner.warm_up(lambda stage, done, total: said.append((done, total)), [shape for shape in WARM if shape.tokens <= 16])
+    assert said == [(i, 4) for i in range(5)]
+    assert pool.data.isnan().all()
 
 
 def test_standard_attention_writes_the_same(tmp_path: Path) -> None:
