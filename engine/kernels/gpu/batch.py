@@ -112,16 +112,18 @@ class Batch:
     @classmethod
     def empty(cls, shape: BatchShape, device: torch.device | str) -> Batch:
         """All padding."""
-        device = torch.device(device)
-        block = torch.from_numpy(_pack(shape, ())).to(device)
-        return cls(shape, block, **_views(shape, block))
+        return cls._holding(shape, (), device)
 
     @classmethod
     def of(cls, spans: Sequence[BatchSpan], device: torch.device | str) -> Batch:
         """The spans in the smallest shape, without padding."""
-        batch = cls.empty(BatchShape.of(spans), device)
-        batch.load(spans)
-        return batch
+        return cls._holding(BatchShape.of(spans), spans, device)
+
+    @classmethod
+    def _holding(cls, shape: BatchShape, spans: Sequence[BatchSpan], device: torch.device | str) -> Batch:
+        host, device = torch.from_numpy(_pack(shape, spans)), torch.device(device)
+        block = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+        return cls(shape, block, **_views(shape, block))
 
     def load(self, spans: Sequence[BatchSpan]) -> None:
         """Overwrites the batch with `spans` and padding, in one copy that the host does not wait for. Raises ValueError if they do not fit."""
@@ -157,27 +159,39 @@ def _pack(shape: BatchShape, spans: Sequence[BatchSpan]) -> npt.NDArray[np.int32
     block = np.zeros(sum(int(np.prod(size)) for size in _sizes(shape).values()), np.int32)
     views = {name: view.numpy() for name, view in _views(shape, torch.from_numpy(block)).items()}
     views["slots"][:] = NOWHERE
-    at = row = 0
+    if not spans:
+        return block
+    offsets, counts, rows = np.array([(span.offset, len(span.tokens), span.rows) for span in spans], np.int64).T
+    ends, lengths, total = np.cumsum(counts), offsets + counts, int(counts.sum())
     for number, span in enumerate(spans):
-        end, last = at + len(span.tokens), row + span.rows
-        pages = np.asarray(span.pages[: -(-span.length // PAGE)], np.int32)
-        places = np.arange(span.offset, span.length)
-        views["token_ids"][at:end] = span.tokens
-        views["positions"][at:end] = places
-        views["slots"][at:end] = pages[places // PAGE] * PAGE + places % PAGE
-        views["lengths"][number], views["tree_starts"][number] = span.length, span.length
-        views["pages"][number, : pages.size] = pages
-        views["rows"][row:last] = np.arange(end - span.rows, end)
+        pages = span.pages[: -(-span.length // PAGE)]
+        views["pages"][number, : len(pages)] = pages
+    places = _counted(offsets, counts)
+    views["token_ids"][:total] = [token for span in spans for token in span.tokens]
+    views["positions"][:total] = places
+    views["slots"][:total] = views["pages"][np.repeat(np.arange(len(spans)), counts), places // PAGE] * PAGE + places % PAGE
+    views["query_starts"][1 : len(spans) + 1] = ends
+    views["query_starts"][len(spans) + 1 :] = total
+    views["lengths"][: len(spans)] = views["tree_starts"][: len(spans)] = lengths
+    views["rows"][: int(rows.sum())] = _counted(ends - rows, rows)
+    for number, span in enumerate(spans):
         if span.parents:
-            depths, paths = tree_paths(span.parents)
-            views["positions"][end - depths.size : end] = span.length - depths.size - 1 + depths
-            if _branches(span.parents):
-                views["tree_starts"][number] = span.length - depths.size
-                views["paths"][end - depths.size : end] = paths
-        at, row = end, last
-        views["query_starts"][number + 1] = at
-    views["query_starts"][len(spans) + 1 :] = at
+            _put_tree(views, number, slice(int(ends[number]) - len(span.parents), int(ends[number])), span)
     return block
+
+
+def _counted(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each first its next `count` numbers, one behind the other."""
+    return np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+
+
+def _put_tree(views: dict[str, npt.NDArray[np.int32]], number: int, nodes: slice, span: BatchSpan) -> None:
+    """A tree's positions and paths; nodes: where its guesses are among the tokens."""
+    depths, paths = tree_paths(span.parents)
+    views["positions"][nodes] = span.length - depths.size - 1 + depths
+    if _branches(span.parents):
+        views["tree_starts"][number] = span.length - depths.size
+        views["paths"][nodes] = paths
 
 
 def _branches(parents: Sequence[int]) -> bool:

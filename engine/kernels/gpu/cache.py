@@ -69,7 +69,13 @@ class KVLayer:
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (mixed, if they are) and values [KV, N, D] of these slots in float32: what the kernels compute with."""
-        keys, values = self.keys[:, slots].float(), self.values[:, slots].float()
+        keys, values = _rows(self.keys, slots).float(), _rows(self.values, slots).float()
         if self.key_scales is None or self.value_scales is None:
             return keys, values
         return keys * self.key_scales[:, slots, None].float(), values * self.value_scales[:, slots, None].float()
+
+
+def _rows(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """stored [KV, S, D] at slots [N]; fp8 as bytes, which every device can pick."""
+    picked = (stored.view(torch.uint8) if stored.itemsize == 1 else stored)[:, slots]
+    return picked.view(stored.dtype)

@@ -142,7 +142,10 @@ def write(k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor)
             coded = KVLayer.of(codes.expand(2, *codes.shape))
             assert coded.key_scales is not None
             rows, scales[:, to] = coded.keys, coded.key_scales
-        stored[:, to] = rows.to(stored.dtype)
+        if stored.itemsize == 1:  # as bytes, which every device can put
+            stored.view(torch.uint8)[:, to] = rows.to(stored.dtype).view(torch.uint8)
+        else:
+            stored[:, to] = rows.to(stored.dtype)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
