@@ -233,9 +233,11 @@ def _plan(
     listed = [np.array(s.pages[first:end], np.int64) for (s, _, _), first, end in zip(spans, skipped.tolist(), needed.tolist(), strict=True)]
     first_page = np.concatenate((np.zeros(1, np.int64), np.cumsum(needed - skipped)))
     sink_pages = -(-reach.sinks // PAGE)
-    listed += [np.array((*s.pages[:sink_pages], *[0] * sink_pages)[:sink_pages], np.int64) for s, _, _ in spans]
+    if sink_pages:
+        listed += [np.array((*s.pages[:sink_pages], *[0] * sink_pages)[:sink_pages], np.int64) for s, _, _ in spans]
     pages = np.concatenate(listed)
-    at = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans])
+    branching = any(tree is not None for tree in trees)
+    at = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans]) if branching else positions
     slots = pages[np.repeat(first_page[:-1] - skipped, counts) + at // PAGE] * PAGE + at % PAGE
     ranges = (offsets + counts + kernels.RANGE - 1) // kernels.RANGE - starts + bool(reach.sinks)
     tiles = -(-counts // max(1, kernels.ROWS // group))

@@ -107,7 +107,7 @@ def stream(model: str, tokens: int, budget: int) -> None:
         print(f"| {kv} | {most / 1e6:.1f} | {' | '.join(f'{p:.4g}' for p in tenths)} |", flush=True)
 
 
-def needle(model: str, budget: int, length: int = 800, tries: int = 4) -> None:
+def needle(model: str, budget: int, length: int = 800, tries: int = 2) -> None:
     print(f"\nA code word in a text of {length} tokens, {tries} words per depth: found\n")
     print(f"| kv | {' | '.join(f'at {depth:.0%}' for depth in DEPTHS)} | all |\n|---|{'---|' * (len(DEPTHS) + 1)}")
     half = budget // 2
