@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", ["forwards", "eight_bits", "beside", "decoding"])
+@pytest.mark.parametrize("body", ["forwards", "eight_bits", "rules", "beside", "decoding"])
 def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
     triton = pytest.importorskip("triton")
     if not (Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas").exists():
