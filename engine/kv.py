@@ -353,5 +353,5 @@ class KVPool:
             return None
         rest = tuple(sequence.tokens[full * PAGE :])
         if not rest:
-            return sequence.nodes[-1] if sequence.nodes else None
+            return sequence.nodes[-1] if sequence.nodes and sequence.nodes[-1].alive else None
         return self.tree.insert(sequence.last_node, rest, sequence.pages[full])

@@ -234,9 +234,9 @@ class PrefixTree:
         return freed
 
     def _last_idle(self) -> Node | None:
-        """Of the idle nodes without an idle one below them the least recently used; pages below it are all in use."""
+        """Of the idle nodes without an idle one right below them the least recently used; the pages below it are in use."""
         idle = [node for node in self._nodes.values() if self.is_idle(node)]
-        above = {id(parent) for node in idle for parent in node.path()[:-1]}
+        above = {id(node.parent) for node in idle}
         return min((node for node in idle if id(node) not in above), key=lambda node: (node.used, node.page), default=None)
 
     def _evict_leaves(self, count: int) -> int:

@@ -1,6 +1,6 @@
 """Keys and values in fewer bytes: what each format and policy costs in quality, and what it saves.
 
-    python tests/bench/kv.py [--model smollm2-135m] [--parts quality stream needle tools] [--tokens 2048] [--stream 20000] [--budget 512]
+    python tests/bench/kv.py [--model smollm2-135m] [--parts quality stream needle tools] [--tokens 2048] [--stream 20000] [--budget 512] [--tries 4]
 
 quality  perplexity of a text of --tokens tokens, as one, against keys and values in float32; bytes per token, and what the text held at most.
 stream   a text of --stream tokens read to its end in constant memory: with sinks, without them; perplexity by tenths.
@@ -107,7 +107,7 @@ def stream(model: str, tokens: int, budget: int) -> None:
         print(f"| {kv} | {most / 1e6:.1f} | {' | '.join(f'{p:.4g}' for p in tenths)} |", flush=True)
 
 
-def needle(model: str, budget: int, length: int = 800, tries: int = 2) -> None:
+def needle(model: str, budget: int, tries: int, length: int = 800) -> None:
     print(f"\nA code word in a text of {length} tokens, {tries} words per depth: found\n")
     print(f"| kv | {' | '.join(f'at {depth:.0%}' for depth in DEPTHS)} | all |\n|---|{'---|' * (len(DEPTHS) + 1)}")
     half = budget // 2
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--stream", type=int, default=20_000)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--questions", type=int, default=30)
+    parser.add_argument("--tries", type=int, default=4, help="code words per depth")
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[3] / "shared" / "bfcl")
     options = parser.parse_args()
     print(f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}; {options.model}, blocks of its file")
@@ -167,7 +168,7 @@ def main() -> None:
         elif part == "stream":
             stream(options.model, options.stream, options.budget)
         elif part == "needle":
-            needle(options.model, options.budget)
+            needle(options.model, options.budget, options.tries)
         else:
             tools(options.model, options.data, options.questions, options.budget)
 

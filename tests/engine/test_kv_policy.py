@@ -245,3 +245,17 @@ def test_policies_that_do_not_suit_a_model_are_refused_by_name() -> None:
 def test_values_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"kv: .*{next(iter(wrong))}"):
         Streaming(**wrong)
+
+
+def test_a_prefix_that_lost_its_beginning_meanwhile_is_not_offered_for_pinning() -> None:
+    """Whole pages, computed and then cut off from the tree because others needed the room."""
+    machine = Machine(decoder(), Window(64), pages=8)
+    pool, ids = machine.pool, tokens(192, 128)
+    sequence = pool.start(ids)
+    machine.run((sequence, ids))
+    other = pool.start([1])
+    assert pool.reserve(other, 5 * PAGE)
+    assert pool.tree.evictable == 1  # of the four pages that fell out of the window
+    assert pool.release(sequence) is None
+    pool.check_invariants()
+    assert pool.start([*ids, 1]).length == PAGE
