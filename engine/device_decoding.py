@@ -26,6 +26,7 @@ from agentkit.engine.kv import KVPool
 from agentkit.engine.kv_sequence import GONE
 from agentkit.engine.request import Request, State, TokenLogprob
 from agentkit.engine.runner import Runner, Span
+from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
 from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
 from agentkit.grammars.matcher import Matcher
@@ -78,7 +79,8 @@ class DeviceDecoding:
         self._graphs = graphs and self._device.type == "cuda"
         self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
         self._sizes = (states, rows, depth)
-        self._ahead, self._expanded = ahead, expanded
+        self._ahead: Ahead | None = None
+        self._reach, self._expanded = ahead, expanded
         self._pushdown: Pushdown | None = None
         self._tables: Tables | None = None
         self._steps: dict[Bucket, DeviceStep] = {}
@@ -107,6 +109,7 @@ class DeviceDecoding:
         states, rows, depth = self._sizes
         if self._pushdown is None or self._pushdown.vocabulary is not vocabulary:
             self._pushdown = Pushdown(vocabulary, states=states, rows=rows, depth=depth)
+            self._ahead = Ahead(self._pushdown)
             self._tables = Tables.of(self._pushdown, MOST, self._device)
             self._forget(steps=True)
         elif self._pushdown.is_full:
@@ -292,7 +295,8 @@ class DeviceDecoding:
             step.retire(number)
         elif isinstance(matcher, Matcher):
             assert self._pushdown is not None
-            self._pushdown.noted(matcher.arena, before, token)
+            assert self._ahead is not None
+            self._ahead.noted(matcher.arena, before, token)
             symbols = token_symbols(matcher.vocabulary, token)
             seat.place = self._pushdown.follow(seat.place, symbols) if status == FINE and seat.place is not None else None
             if seat.place is None:
@@ -301,14 +305,13 @@ class DeviceDecoding:
 
     def _look_ahead(self, seats: list[Seat | None]) -> None:
         """Expands grammars while the device computes."""
-        pushdown = self._pushdown
-        if pushdown is None:
+        if self._ahead is None:
             return
         for seat in seats:
             if seat is not None and seat.takes_part and seat.place is not None and isinstance(seat.request.matcher, Matcher):
                 matcher = seat.request.matcher
-                pushdown.look_ahead(seat.place, matcher.arena, matcher.state, self._ahead)
-        pushdown.expand_some(self._expanded)
+                self._ahead.look_ahead(seat.place, matcher.arena, matcher.state, self._reach)
+        self._ahead.pushdown.expand_some(self._expanded)
 
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:

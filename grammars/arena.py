@@ -185,6 +185,10 @@ class Arena:
                 out[byte] = self._run(kernels.advance_bytes, state, data)
         return out
 
+    def is_in_undeclared_key(self, state: int) -> bool:
+        """May an undeclared key be being read? Each name then is a state of its own."""
+        return bool(self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_FLAGS] & layout.KEYED)
+
     def sequence(self, state: int) -> tuple[int, ...]:
         """What is read one after the other from here; () where nothing is left."""
         items = []

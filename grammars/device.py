@@ -38,12 +38,6 @@ SYMBOLS = 256 + SPECIALS
 """Columns of a row; special tokens beyond so many are misses."""
 TEXTS, MANY = 4, 16
 """Texts of a head where it could be told in other nodes as well; where it could not."""
-FEW = 8
-"""Tokens that may come next, at most, for all of them to be followed ahead."""
-FOLLOWED = 4
-"""Tokens per state that are remembered as having come there."""
-REMEMBERED = 1 << 16
-"""States and steps ahead that are remembered."""
 
 
 Text = tuple[int, ...]
@@ -90,6 +84,8 @@ class Pushdown:
         self.keys: np.ndarray = np.empty(slots, np.int64)
         self.row_of: np.ndarray = np.empty(slots, np.int32)
         """The map of masks: open addressing by key_of(place); 0 is no key."""
+        self.generation = 0
+        """How often it has been begun."""
         self.clear()
 
     def clear(self) -> None:
@@ -98,18 +94,17 @@ class Pushdown:
         self.moves[OVER], self.nullable[OVER] = DEAD, 1
         self.keys[:] = 0
         self.is_full = False
+        self.generation += 1
         self.changes = Changes(heads={OVER})
         self._numbers: dict[tuple[Arena, Choice], int] = {}
         self._heads: list[tuple[Arena, Choice] | None] = [None]
         self._derivatives: dict[tuple[Arena, int], np.ndarray] = {}
         self._expanded: set[int] = {OVER}
+        self._partial: set[int] = set()
         self._pushers: dict[int, set[int]] = {}
         self._joined: set[tuple[Arena, int]] = set()  # items before which nothing is split off
         self._rows: dict[bytes, int] = {}
         self._known = 0
-        self._picks: dict[tuple[Arena, int], deque[int]] = {}
-        self._few: dict[tuple[Arena, int], frozenset[int]] = {}
-        self._reached: dict[tuple[Place, Arena, int, int], tuple[Place, int] | None] = {}
         self._todo: deque[int] = deque()
 
     # -- heads --------------------------------------------------------------------------------------------------
@@ -132,39 +127,70 @@ class Pushdown:
         return number
 
     def expand(self, head: int) -> None:
-        """Fill the row of a head; all of it stays a miss where the grammar passes a limit, which its matcher will say if a text comes here."""
+        """Fill the row of a head; all of it stays a miss where the grammar passes a limit, which its matcher will say if a text comes here.
+
+        Where an undeclared key may be read, which has a state for every name, only the symbols that are followed are filled in.
+        """
         if head not in self._expanded:
             self._expanded.add(head)
+            arena, choice = self._entry(head)
+            if any(arena.is_in_undeclared_key(item) for text in choice for item in text[:1]):
+                self._partial.add(head)
+                return
             with contextlib.suppress(GrammarError):
                 self._write(head)
 
-    def _write(self, head: int) -> None:
-        """A head's row: for each symbol, what is left of its texts."""
+    def _entry(self, head: int) -> tuple[Arena, Choice]:
         entry = self._heads[head]
         assert entry is not None
-        arena, row = entry[0], self.moves[head]
-        afters, rests = [], []
-        for text in entry[1]:
+        return entry
+
+    def _write(self, head: int) -> None:
+        """A head's row: for each symbol, what is left of its texts."""
+        (arena, _), row = self._entry(head), self.moves[head]
+        items, rests = self._beginnings(head)
+        columns, which = np.unique(np.stack([self._after(arena, item) for item in items]), axis=1, return_inverse=True)
+        for k, column in enumerate(columns.T.tolist()):
+            row[which.reshape(-1) == k] = self._move(head, arena, [(node, rest) for node, rest in zip(column, rests, strict=True) if node])
+        self.changes.heads.add(head)
+
+    def _write_one(self, head: int, symbol: int) -> None:
+        """The same for one symbol of a head of which not all shall be filled in."""
+        arena, _ = self._entry(head)
+        pairs = []
+        for item, rest in zip(*self._beginnings(head), strict=True):
+            node = arena.advance_bytes(item, bytes([symbol])) if symbol < 256 else arena.advance_token(item, self.vocabulary.symbol_tokens[symbol - 256])
+            if node:
+                pairs.append((node, rest))
+        self.moves[head, symbol] = self._move(head, arena, pairs)
+        self.changes.heads.add(head)
+
+    def _beginnings(self, head: int) -> tuple[list[int], list[Text]]:
+        """The nodes that a head may begin with, and what is read after each."""
+        arena, choice = self._entry(head)
+        items, rests = [], []
+        for text in choice:
             for k, item in enumerate(text):
-                afters.append(self._after(arena, item))
+                items.append(item)
                 rests.append(text[k + 1 :])
                 if not arena.is_accepting(item):
                     break
-        columns, which = np.unique(np.stack(afters), axis=1, return_inverse=True)
-        for k, column in enumerate(columns.T.tolist()):
-            pairs = [(node, rest) for node, rest in zip(column, rests, strict=True) if node]
-            left = {text + rest for node, rest in pairs for text in _texts(arena, node)}
-            if len(left) > TEXTS:  # texts that share their beginnings would multiply: choices stay the nodes that they are
-                left = {arena.sequence(node) + rest for node, rest in pairs}
-            move = (MISS, -1) if len(left) > MANY else (DEAD, -1)
-            if 0 < len(left) <= MANY:
-                choice, rest = self._split(arena, left)
-                following, frame = self.number(arena, choice), self.number(arena, (rest,))
-                move = (MISS, -1) if MISS in (following, frame) else (following, frame or -1)
-                if frame > 0:
-                    self._pushers.setdefault(frame, set()).add(head)
-            row[which.reshape(-1) == k] = move
-        self.changes.heads.add(head)
+        return items, rests
+
+    def _move(self, head: int, arena: Arena, pairs: list[tuple[int, Text]]) -> tuple[int, int]:
+        """(next head, frame) for what is left after a symbol: a node and what is read after it, each."""
+        left = {text + rest for node, rest in pairs for text in _texts(arena, node)}
+        if len(left) > TEXTS:  # texts that share their beginnings would multiply: choices stay the nodes that they are
+            left = {arena.sequence(node) + rest for node, rest in pairs}
+        if not left:
+            return DEAD, -1
+        choice, rest = self._split(arena, left)
+        following, frame = self.number(arena, choice), self.number(arena, (rest,))
+        if len(left) > MANY or MISS in (following, frame):
+            return MISS, -1
+        if frame > 0:
+            self._pushers.setdefault(frame, set()).add(head)
+        return following, frame or -1
 
     def _after(self, arena: Arena, item: int) -> np.ndarray:
         """int32 [SYMBOLS]: the node after each symbol. A special token that no grammar has used when an item was made is none of its own."""
@@ -190,11 +216,14 @@ class Pushdown:
 
     def _join(self, frame: int) -> None:
         """Never split a frame off again: it can begin with what may come before it."""
-        entry = self._heads[frame]
-        assert entry is not None
-        self._joined.update((entry[0], text[0]) for text in entry[1] if text)
+        arena, choice = self._entry(frame)
+        self._joined.update((arena, text[0]) for text in choice if text)
         for head in self._pushers.pop(frame, ()):
-            self._write(head)
+            if head in self._partial:
+                self.moves[head] = MISS, -1
+                self.changes.heads.add(head)
+            else:
+                self._write(head)
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -215,8 +244,7 @@ class Pushdown:
         head, frames = place.head, list(place.frames)
         for symbol in symbols:
             while True:
-                self.expand(head)
-                following, pushed = self.moves[head, symbol].tolist()
+                following, pushed = self._moved(head, symbol)
                 if following != DEAD or not self.nullable[head] or not frames:
                     break
                 head = frames.pop()
@@ -229,11 +257,18 @@ class Pushdown:
                     return None
         return Place(head, tuple(frames))
 
+    def _moved(self, head: int, symbol: int) -> tuple[int, int]:
+        """A head's move, made if need be."""
+        self.expand(head)
+        if head in self._partial and self.moves[head, symbol, 0] == MISS and not self.is_full:
+            self._write_one(head, symbol)
+        following, pushed = self.moves[head, symbol].tolist()
+        return following, pushed
+
     def _is_alone(self, frames: Sequence[int], symbol: int) -> bool:
         """Can no frame that may come now read the symbol, beside a head that does?"""
         for frame in reversed(frames):
-            self.expand(frame)
-            if self.moves[frame, symbol, 0] != DEAD:
+            if self._moved(frame, symbol)[0] != DEAD:
                 self._join(frame)
                 return False
             if not self.nullable[frame]:
@@ -275,51 +310,6 @@ class Pushdown:
         return row
 
     # -- ahead of the device ------------------------------------------------------------------------------------
-
-    def noted(self, arena: Arena, node: int, token: int) -> None:
-        """Remember that `token` came in a state: it is likely to come there again."""
-        if len(self._picks) >= REMEMBERED:
-            self._picks.clear()
-        self._picks.setdefault((arena, node), deque(maxlen=FOLLOWED)).append(token)
-
-    def look_ahead(self, place: Place, arena: Arena, node: int, tokens: int) -> None:
-        """Prepare what the device will want within the next `tokens` tokens: the masks of where the likely ones lead, and the way there.
-
-        Likely: all that may come where they are few (the forced one among them), and what came there before.
-        """
-        here = {(place, node)}
-        for _ in range(tokens):
-            here = {reached for at, state in here for token in self._likely(arena, state) if (reached := self._reach(at, arena, state, token)) is not None}
-
-    def _reach(self, place: Place, arena: Arena, node: int, token: int) -> tuple[Place, int] | None:
-        """Where a token leads, place and state, the way there and the mask made ready; None if the device could not go there."""
-        key = (place, arena, node, token)
-        if key not in self._reached:
-            if len(self._reached) >= REMEMBERED:
-                self._reached.clear()
-                self._few.clear()
-            self._reached[key] = None
-            with contextlib.suppress(GrammarError):  # a state without tokens or past a limit: its matcher will say so
-                after = arena.advance_token(node, token)
-                following = self.follow(place, token_symbols(self.vocabulary, token)) if after else None
-                if following is not None and self.know(following, arena, after) != MISS:
-                    self._reached[key] = (following, after)
-        return self._reached[key]
-
-    def _likely(self, arena: Arena, node: int) -> Iterable[int]:
-        few = self._few.get((arena, node))
-        if few is None:
-            few = self._few[arena, node] = self._all_if_few(arena.mask(node))
-        return few.union(self._picks.get((arena, node), ()))
-
-    def _all_if_few(self, mask: np.ndarray) -> frozenset[int]:
-        """The tokens of a mask if they are few; stop tokens, after which nothing comes, not counted in."""
-        words = np.flatnonzero(mask)
-        if len(words) > FEW:
-            return frozenset()
-        bits = np.argwhere(np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32))
-        tokens = (32 * words[bits[:, 0]] + bits[:, 1]).tolist()
-        return frozenset(tokens if len(tokens) <= FEW else ()).difference(self.vocabulary.stop_token_ids)
 
     def expand_some(self, count: int) -> int:
         """Expand up to `count` further heads, those that were reached first; how many there were."""

@@ -11,6 +11,7 @@ import torch
 
 from agentkit.errors import NoTokenPath
 from agentkit.grammars import Grammar, Vocabulary
+from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import MISS, OVER, Place, Pushdown, key_of, token_symbols
 from agentkit.grammars.expr import Builder
 from agentkit.grammars.kernels import pushdown as kernels
@@ -147,7 +148,7 @@ def test_known_masks_are_found(backend: ModuleType) -> None:
     assert rows.tolist() == [NO_ROW, 0, NO_ROW, NO_ROW]
     assert allowed(tables.bank[0].cpu().numpy()) == allowed(matcher.mask())
     token = TOKENS.index(b'{"')
-    host.look_ahead(place, matcher._arena, matcher.state, 2)
+    Ahead(host).look_ahead(place, matcher._arena, matcher.state, 2)
     tables.hand_over(host)
     backend.advance(tables, states, status, torch.tensor([0, token, 0, 0], device=DEVICE))
     matcher.accept(token)
@@ -284,7 +285,7 @@ def test_looking_ahead_meets_what_no_token_spells() -> None:
     host, matcher = Pushdown(vocabulary, states=50, rows=4), Grammar.from_regex("ab").matcher(vocabulary)
     place = host.place(*moved(matcher))
     assert place is not None
-    host.look_ahead(place, *moved(matcher), 3)
+    Ahead(host).look_ahead(place, *moved(matcher), 3)
     matcher.accept(0)
     with pytest.raises(NoTokenPath):
         host.know(Place(OVER), *moved(matcher))
@@ -295,16 +296,17 @@ def test_looking_ahead_makes_ready_what_is_forced_and_what_came_before() -> None
     arena, node = moved(matcher)
     place = host.place(arena, node)
     assert place is not None
+    ahead = Ahead(host)
     host.know(place, arena, node)
-    host.look_ahead(place, arena, node, 2)
+    ahead.look_ahead(place, arena, node, 2)
     assert len(host.changes.keys) == 1  # too many tokens may come
-    host.noted(arena, node, TOKENS.index(b"xyz"))
-    host.look_ahead(place, arena, node, 1)
+    ahead.noted(arena, node, TOKENS.index(b"xyz"))
+    ahead.look_ahead(place, arena, node, 1)
     assert len(host.changes.keys) == 2
     for text in (b"x", b"="):
         matcher.accept(TOKENS.index(text))
     place, (arena, node) = host.place(*moved(matcher)), moved(matcher)
     assert place is not None
     host.take_changes()
-    host.look_ahead(place, arena, node, 2)
+    ahead.look_ahead(place, arena, node, 2)
     assert len(host.changes.keys) >= 3  # a, ab, abc and what follows

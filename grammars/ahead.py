@@ -1,0 +1,82 @@
+"""Who makes ready what a device will want next, while it computes: the likely continuations of where texts stand.
+
+Inputs: a Pushdown, and where each text is. Likely is all that may come where that is little (what is forced among it), and what
+came in the same state before. Knows nothing of torch, models or requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from agentkit.errors import GrammarError
+from agentkit.grammars.arena import Arena
+from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
+
+__all__ = ["Ahead"]
+
+FEW = 8
+"""Tokens that may come next, at most, for all of them to be followed."""
+FOLLOWED = 4
+"""Tokens per state that are remembered as having come there."""
+REMEMBERED = 1 << 16
+"""States and steps ahead that are remembered."""
+
+
+class Ahead:
+    """Prepares a pushdown for what is likely to come. Belongs to one thread, as the pushdown does."""
+
+    def __init__(self, pushdown: Pushdown) -> None:
+        self.pushdown = pushdown
+        self._picks: dict[tuple[Arena, int], deque[int]] = {}
+        self._few: dict[tuple[Arena, int], frozenset[int]] = {}
+        self._reached: dict[tuple[Place, Arena, int, int], tuple[Place, int] | None] = {}
+        self._generation = pushdown.generation
+
+    def noted(self, arena: Arena, node: int, token: int) -> None:
+        """Remember that `token` came in a state: it is likely to come there again."""
+        if len(self._picks) >= REMEMBERED:
+            self._picks.clear()
+        self._picks.setdefault((arena, node), deque(maxlen=FOLLOWED)).append(token)
+
+    def look_ahead(self, place: Place, arena: Arena, node: int, tokens: int) -> None:
+        """Prepare what the device will want within the next `tokens` tokens: the masks of where the likely ones lead, and the way there."""
+        if self._generation != self.pushdown.generation:
+            self._generation = self.pushdown.generation
+            self._reached.clear()
+        here = {(place, node)}
+        for _ in range(tokens):
+            here = {reached for at, state in here for token in self._likely(arena, state) if (reached := self._reach(at, arena, state, token)) is not None}
+
+    def _reach(self, place: Place, arena: Arena, node: int, token: int) -> tuple[Place, int] | None:
+        """Where a token leads, place and state, the way there and the mask made ready; None if the device could not go there."""
+        key = (place, arena, node, token)
+        if key not in self._reached:
+            if len(self._reached) >= REMEMBERED:
+                self._reached.clear()
+                self._few.clear()
+            self._reached[key] = None
+            with contextlib.suppress(GrammarError):  # a state without tokens or past a limit: its matcher will say so
+                after = arena.advance_token(node, token)
+                following = self.pushdown.follow(place, token_symbols(self.pushdown.vocabulary, token)) if after else None
+                if following is not None and self.pushdown.know(following, arena, after) != MISS:
+                    self._reached[key] = (following, after)
+        return self._reached[key]
+
+    def _likely(self, arena: Arena, node: int) -> Iterable[int]:
+        few = self._few.get((arena, node))
+        if few is None:
+            few = self._few[arena, node] = self._all_if_few(arena.mask(node))
+        return few.union(self._picks.get((arena, node), ()))
+
+    def _all_if_few(self, mask: np.ndarray) -> frozenset[int]:
+        """The tokens of a mask if they are few; stop tokens, after which nothing comes, not counted in."""
+        words = np.flatnonzero(mask)
+        if len(words) > FEW:
+            return frozenset()
+        bits = np.argwhere(np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(len(words), 32))
+        tokens = (32 * words[bits[:, 0]] + bits[:, 1]).tolist()
+        return frozenset(tokens if len(tokens) <= FEW else ()).difference(self.pushdown.vocabulary.stop_token_ids)
