@@ -141,6 +141,12 @@ class NumberFacets:
 
     def is_empty(self) -> bool:
         """No number is in the set. Exact."""
+        return self._is_empty
+
+    @cached_property
+    def _is_empty(self) -> bool:
+        if (self.lo is None or self.hi is None) and not self.not_multiple_of:
+            return False
         facets = self._on_grid()
         if facets is None:
             return True
