@@ -4,7 +4,7 @@
 
 Starts processes of its own in turn, without and with a disk cache (a folder that lasts as long as the benchmark; the first process
 that fills it is not counted). Each loads the model, makes the vocabulary, compiles the grammar of the demonstration's tools, asks
-for the first mask and the forced tokens, and goes through one call. Medians in seconds; kernels are compiled before.
+for the first mask and the forced tokens, and goes through one call. Medians in seconds of processor time; kernels are compiled before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = ("vocabulary", "grammar", "first mask, forced tokens", "tokens of one 
 
 
 def one_process(model: str, folder: str | None) -> list[float]:
-    """Seconds of each step in this process."""
+    """Seconds of processor time of each step in this process."""
     from agentkit.demo.tools import TOOLS
     from agentkit.engine import Engine
     from agentkit.grammars import Grammar, configure
@@ -32,20 +32,20 @@ def one_process(model: str, folder: str | None) -> list[float]:
     configure(disk_cache=folder)
     tools = [{"name": tool.name, "parameters": tool.parameters} for tool in TOOLS]
     with Engine(model) as engine:
-        marks = [time.perf_counter()]
+        marks = [time.process_time()]
         vocabulary = engine.vocabulary
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         grammar = Grammar.from_tools(tools, "required")
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         matcher = grammar.matcher(vocabulary)
         matcher.mask()
         matcher.completion_tokens()
         matcher.forced_tokens()
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         for token in vocabulary.encode_text(CALL):
             matcher.accept(token)
             matcher.mask()
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
     return [*(after - before for before, after in pairwise(marks)), marks[-1] - marks[0]]
 
 
