@@ -55,9 +55,12 @@ class Seat:
 
 @dataclass
 class Burst:
-    """What happened. steps: launched.   misses: times that the host had to tell the device how a request goes on.   errors: of requests that failed."""
+    """What happened. steps: launched.   tokens: that requests got.   misses: times that the host had to tell the device how a request goes on.
+    errors: of the requests that failed.
+    """
 
     steps: int = 0
+    tokens: int = 0
     misses: int = 0
     errors: list[tuple[Request, Exception]] = field(default_factory=list)
 
@@ -179,6 +182,8 @@ class DeviceDecoding:
         while flying:
             flying -= 1
             self._take(step, seats, step.read(), burst)
+        if burst.steps and not burst.tokens:  # nobody got on, so the next token is the host's
+            self._declined.update((request, len(request.tokens)) for request in requests)
         return burst
 
     def _seat(self, step: DeviceStep, requests: Sequence[Request]) -> list[Seat | None]:
@@ -289,6 +294,7 @@ class DeviceDecoding:
             burst.errors.append((request, error))
             seat.takes_part = False
             return
+        burst.tokens += 1
         seat.known = len(request.tokens)
         if request.state is State.FINISHED or len(request.tokens) - request.computed != 1 or not _goes_on(request):
             seat.takes_part = False

@@ -5,7 +5,7 @@ Every tensor keeps its address, so that a captured graph reads what was handed o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ class Tables:
     order: torch.Tensor
     stops: torch.Tensor
     specials: torch.Tensor
+    handed_over: list[int] = field(default_factory=list)
+    """The special tokens on the device."""
 
     @classmethod
     def of(cls, pushdown: Pushdown, requests: int, device: torch.device | str) -> Tables:
@@ -93,9 +95,10 @@ class Tables:
         ):
             if len(places):
                 target.index_copy_(0, _sent(places, device), _sent(source[places], device))
-        known = pushdown.vocabulary.symbol_tokens
-        row = [len(known), *known[:SPECIALS], *[-1] * (SPECIALS - len(known))]
-        self.specials.copy_(_sent(np.asarray(row, np.int32), device))
+        if everything or pushdown.vocabulary.symbol_tokens != self.handed_over:
+            known = self.handed_over[:] = pushdown.vocabulary.symbol_tokens
+            row = [len(known), *known[:SPECIALS], *[-1] * (SPECIALS - len(known))]
+            self.specials.copy_(_sent(np.asarray(row, np.int32), device), non_blocking=True)
 
 
 @dataclass(frozen=True)

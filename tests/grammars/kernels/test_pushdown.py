@@ -110,9 +110,11 @@ def zeros(requests: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(requests, dtype=torch.int32, device=DEVICE), torch.zeros(requests, dtype=torch.int32, device=DEVICE)
 
 
-@BACKENDS
-@pytest.mark.parametrize("name", ["closed", "flexible", "deep", "brackets"])
-def test_masks_built_from_the_tables_are_those_of_the_arena(backend: ModuleType, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [pytest.param(n, b, marks=pytest.mark.slow if b is kernels and n not in ("closed", "deep") else ()) for n in GRAMMARS for b in (reference, kernels)],
+)
+def test_masks_built_from_the_tables_are_those_of_the_arena(name: str, backend: ModuleType) -> None:
     """Along a random text: the mask that is built equals the arena's, and the state after the token leads on; no mask is known beforehand."""
     host, tables, states, _, _ = prepared(GRAMMARS[name], known=False)
     status, rows = zeros()
@@ -127,7 +129,7 @@ def test_masks_built_from_the_tables_are_those_of_the_arena(backend: ModuleType,
         backend.find_rows(tables, states, status, rows)
         assert rows.tolist() == [NO_ROW, tables.rows + 1, NO_ROW, NO_ROW]
         backend.build_rows(tables, states, status, rows)
-        if name != "brackets":  # there, texts that begin alike have to be followed at once, which is a miss
+        if name in ("closed", "flexible", "deep"):  # elsewhere, texts that begin alike have to be followed at once, which is a miss
             assert status.tolist() == [FINE] * 4
         if status[1] == FINE:
             assert allowed(tables.bank[int(rows[1])].cpu().numpy()) == allowed(matcher.mask())
@@ -240,7 +242,7 @@ def copy(states: States) -> States:
     return States(states.heads.clone().to(DEVICE), states.depths.clone().to(DEVICE), states.stacks.clone().to(DEVICE))
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_kernels_and_reference_agree_over_random_automata(seed: int) -> None:
     rng = np.random.default_rng(seed)
     host, at = random_tables(rng, 12, 5)
