@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentkit.errors import GrammarTooComplex, NoTokenPath
+from agentkit.errors import GrammarError, GrammarTooComplex, NoTokenPath
 from agentkit.grammars.bank import Bank
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.core.guard import guarded_row
 from agentkit.grammars.core.lower import lower
 from agentkit.grammars.core.masks import mask_row
-from agentkit.grammars.core.search import fits, tokens_needed
+from agentkit.grammars.core.witness import fits, shortest_text, tokens_needed
 from agentkit.grammars.expr import Program
 from agentkit.grammars.settings import settings
 
@@ -129,6 +129,7 @@ class Arena:
             node = self._roots.get((program.digest, every_byte))
             if node is None:
                 code, names = program.resolved(self.vocabulary.special_tokens)
+                self._check_settlers(program)
                 specials = np.array([-1 if name is None else self.vocabulary.special_symbol(name) for name in names], np.int64)
                 count, rules = len(program.starts), len(program.rules)
                 work = [np.zeros(n, np.int64) for n in (count, rules, rules, count)]
@@ -137,6 +138,13 @@ class Arena:
                 node = self._run(lower, voc, *parts, program.root, specials, *work)
                 self._roots[program.digest, every_byte] = node
             return node
+
+    def _check_settlers(self, program: Program) -> None:
+        """After what a grammar looks ahead from, a byte must be writable that settles the matter; without it states might be dead ends."""
+        alphabet = self._voc[self._voc[layout.V_ALPHABET] :]
+        for settlers in program.settlers():
+            if not any(int(alphabet[byte >> 5]) >> (byte & 31) & 1 for byte in settlers):
+                raise GrammarError(f"no token of this vocabulary has any of the bytes {settlers!r}, which the grammar ignores and needs between its terminals")
 
     def mask_row_exists(self, state: int) -> bool:
         """Make the mask of `state`; is it more than empty?"""
@@ -190,13 +198,19 @@ class Arena:
         return bool(self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_FLAGS] & layout.KEYED)
 
     def sequence(self, state: int) -> tuple[int, ...]:
-        """What is read one after the other from here; () where nothing is left."""
+        """What is read one after the other from here, each whatever follows it; () where nothing is left.
+
+        What looks ahead does so up to the end of the text: from there on all is one.
+        """
         items = []
         with self.lock:
             nodes = self._mem[self._mem[layout.H_NODES] :]
             while nodes[state * layout.STRIDE] == layout.A_SEQ:
-                first, state = nodes[state * layout.STRIDE + layout.N_A :][:2].tolist()
+                first, rest = nodes[state * layout.STRIDE + layout.N_A :][:2].tolist()
+                if nodes[first * layout.STRIDE + layout.N_FLAGS] & layout.LOOKS:
+                    break
                 items.append(first)
+                state = rest
         return tuple(items) if state == layout.EPSILON else (*items, state)
 
     def choices(self, state: int) -> tuple[int, ...]:
@@ -255,6 +269,13 @@ class Arena:
         """Tokens of the shortest completion by bytes; layout.INFINITE if no tokens spell it."""
         with self.lock:
             return int(self._run(tokens_needed, self._voc, state))
+
+    def shortest_completion(self, state: int) -> np.ndarray:
+        """Symbols of a shortest text that completes `state`: bytes, or 256 + k for special token k of the vocabulary. None may be longer than MAX_WITNESS."""
+        out = np.empty(2 * self.bytes_needed(state) + 64, np.int32)
+        with self.lock:
+            count = self._run(shortest_text, self._voc, state, out)
+        return out[:count]
 
     def bytes_needed(self, state: int) -> int:
         """Length of the shortest completion, a special token counting as one; layout.INFINITE if no tokens spell it."""

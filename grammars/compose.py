@@ -56,6 +56,10 @@ class _Reader:
             return b.repeat(self.nodes[code[at + 1]], code[at + 2], None if code[at + 3] == expr.UNBOUNDED else code[at + 3])
         if op == expr.OP_NOT:
             return b.complement(self.nodes[code[at + 1]])
+        if op == expr.OP_AHEAD:
+            return b.ahead(self.nodes[code[at + 1]], self.nodes[code[at + 2]], self.text(at + 3))
+        if op == expr.OP_CLOSED:
+            return b.closed(self.nodes[code[at + 1]])
         if op == expr.OP_CALL:
             return b.call(self.rules[code[at + 1]])
         if op == expr.OP_SPECIAL:

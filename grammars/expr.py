@@ -14,6 +14,7 @@ The algebra (semantics are sets of byte strings; one extra symbol per special to
     TRIE         one of many literals          CALL(rule)       a named, possibly recursive, rule
     SPECIAL      one special token             ABSENT           the empty text where the vocabulary lacks a special token
     MEMBERS      the inside of a JSON object, from the first key to the closing brace
+    AHEAD        the empty text, where what follows is right       CLOSED(x)  x, in which AHEAD does not see what follows x
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.effort import checkpoint
 from agentkit.grammars.program import (
     OP_ABSENT,
+    OP_AHEAD,
     OP_ALT,
     OP_AND,
     OP_CALL,
     OP_CLASS,
+    OP_CLOSED,
     OP_EMPTY,
     OP_EPSILON,
     OP_LITERAL,
@@ -51,10 +54,12 @@ __all__ = [
     "DECLARED",
     "MOST",
     "OP_ABSENT",
+    "OP_AHEAD",
     "OP_ALT",
     "OP_AND",
     "OP_CALL",
     "OP_CLASS",
+    "OP_CLOSED",
     "OP_EMPTY",
     "OP_EPSILON",
     "OP_LITERAL",
@@ -260,6 +265,18 @@ class Builder:
     def marker(self, name: str) -> Node:
         """The special token `name` where the vocabulary has it, else its text: some families spell their markers either way."""
         return self.alt(self.special(name), self.seq(self.absent(name), self.literal(name.encode())))
+
+    def ahead(self, settled: Node, ends: Node, settlers: bytes) -> Node:
+        """The empty text, where what follows begins with a text of `settled`, or is a text of `ends` and then the end of it all.
+
+        Regular languages without a text that begins another of `settled`; the end right here must be among `ends`. Callers guarantee
+        that each of `settlers` is a text of `settled` which may follow wherever this stands, without changing what may come after it.
+        """
+        return self._add(OP_AHEAD, settled, ends, bytes(settlers))
+
+    def closed(self, x: Node) -> Node:
+        """`x`, as if it were all of the text: to be put around what holds `ahead` before it becomes a part of something larger."""
+        return x if x in (self.EMPTY, self.EPSILON) or self._nodes[x][0] == OP_CLOSED else self._add(OP_CLOSED, x)
 
     def rule(self) -> int:
         self._rules.append(None)

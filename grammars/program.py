@@ -16,10 +16,11 @@ import numpy as np
 
 from agentkit.errors import GrammarError
 
-OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL, OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT = range(14)
+OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL = range(10)
+OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT, OP_AHEAD, OP_CLOSED = range(10, 16)
 
 MOST_CUTS = 64  # parts of a fragment that are kept
-FORMAT = 3  # raised whenever the meaning of a program's integers changes
+FORMAT = 4  # raised whenever the meaning of a program's integers changes
 
 Node = int
 """Index of an expression inside its Builder."""
@@ -46,6 +47,11 @@ class Program:
     root: Node
     specials: tuple[str, ...] = ()
     digest: bytes = field(default=b"", compare=False)
+
+    def settlers(self) -> list[bytes]:
+        """For each AHEAD that the program uses: bytes of which a vocabulary must have one."""
+        at = self.starts[self.code[self.starts] == OP_AHEAD]
+        return [self.blob[o : o + n].tobytes() for o, n in zip(self.code[at + 3].tolist(), self.code[at + 4].tolist(), strict=True)]
 
     def resolved(self, names: Container[str]) -> tuple[np.ndarray, list[str | None]]:
         """For a vocabulary with the special tokens `names`: the code without ABSENT, and `specials` with None for those it lacks.
@@ -172,8 +178,10 @@ def operands(n: Expression, rules: Sequence[Node]) -> Sequence[Node]:
     op = n[0]
     if op in (OP_SEQ, OP_ALT, OP_AND):
         return n[1:]
-    if op in (OP_REPEAT, OP_NOT):
+    if op in (OP_REPEAT, OP_NOT, OP_CLOSED):
         return (n[1],)
+    if op == OP_AHEAD:
+        return n[1:3]
     if op == OP_CALL:
         return (rules[n[1]],)
     if op == OP_MEMBERS:
@@ -185,7 +193,8 @@ def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int] | Mappin
     """An expression as integers (n' = number of an operand, o = offset into the blob):
 
     EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]
-    SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT [op, n']     CALL [op, rule']    SPECIAL, ABSENT [op, index]
+    SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT, CLOSED [op, n']   CALL [op, rule']   SPECIAL, ABSENT [op, index]
+    AHEAD   [op, settled', ends', o, length]
     TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
     MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
              (o, length, value', required) per field in declared order, (key', value', asked) per extra,
@@ -200,8 +209,10 @@ def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int] | Mappin
         return [op, blob.place(n[1])]
     if op == OP_REPEAT:
         return [op, numbers[n[1]], n[2], n[3]]
-    if op == OP_NOT:
+    if op in (OP_NOT, OP_CLOSED):
         return [op, numbers[n[1]]]
+    if op == OP_AHEAD:
+        return [op, numbers[n[1]], numbers[n[2]], blob.place(n[3]), len(n[3])]
     if op == OP_CALL:
         return [op, rules[n[1]]]
     if op in (OP_SPECIAL, OP_ABSENT):

@@ -26,6 +26,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
+    LOOKS,
     LOOSE,
     N_A,
     N_B,
@@ -165,7 +166,7 @@ def _alt_node(mem, start, count, flags):
     plain = PLAIN
     for i in range(count):
         f = flags_of(mem, scratch(mem, start + i))
-        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED | CALLS)
+        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED | CALLS | LOOKS)
         plain &= f
     node = cons_list(mem, A_ALT, start, count, flags | plain)
     mem[H_SCRATCH_TOP] = start

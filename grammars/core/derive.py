@@ -1,19 +1,20 @@
 """The Brzozowski derivative of a node by one symbol: what may follow once that symbol has been read.
 
-Symbols 0..255 are bytes, 256 + k is special token k. Derivatives are memoised; the state after a symbol is
-`step`, which also drops branches whose intersections can no longer end well (Brzozowski 1964; Owens, Reppy and
-Turon 2009 for the normal forms). Rules are entered on demand, so a recursive rule's continuation is the tail of a
-sequence: the parse stack.
+Symbols 0..255 are bytes, 256 + k is special token k. Derivatives are memoised (Brzozowski 1964; Owens, Reppy and Turon 2009
+for the normal forms); dead branches are still in them (step.py drops those). Rules are entered on demand, so a recursive rule's
+continuation is the tail of a sequence: the parse stack.
 """
 
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
 from agentkit.grammars.core.layout import (
+    A_AHEAD,
     A_ALT,
     A_AND,
     A_CALL,
     A_CLASS,
+    A_CLOSED,
     A_EXTRAKEY,
     A_KEY,
     A_LITERAL,
@@ -24,43 +25,30 @@ from agentkit.grammars.core.layout import (
     A_SPECIAL,
     A_TRIE,
     AFTER,
-    ALIVE,
     ALL,
     ANONYMOUS,
     CALLS,
-    CHECK,
-    DEAD,
     EMPTY,
-    ENDLESS,
     EPSILON,
     EXTRA_SIZE,
     FIRST,
     FULL_MEMO,
-    FULL_ROWS,
     H_DEPTH,
     H_MEMO,
     H_MEMO_COUNT,
     H_MEMO_MASK,
-    H_ROW_CAP,
-    H_ROW_COUNT,
-    H_ROWS,
     H_SCRATCH_TOP,
     H_STATUS,
-    INFINITE,
+    LOOKS,
     LOOSE,
     MAX_DEPTH,
-    MAX_STATES,
     N_A,
     N_B,
     N_C,
     N_D,
     N_E,
     N_F,
-    N_FLAGS,
-    N_MARK,
     N_OP,
-    N_PRUNED,
-    N_ROW,
     NEXT,
     NULLABLE,
     O_CLOSE,
@@ -69,20 +57,18 @@ from agentkit.grammars.core.layout import (
     O_EXTRAS,
     O_TRIE,
     PLAIN,
-    T_CHILDREN,
     T_COUNT,
     T_TEXT,
     TOO_DEEP,
-    TOO_MANY_STATES,
-    WIDE,
 )
 from agentkit.grammars.core.nodes import (
-    bit,
     cons,
     flags_of,
-    fresh_epoch,
     get,
+    may_look,
     mix,
+    mk_ahead,
+    mk_closed,
     mk_literal,
     mk_path,
     mk_repeat,
@@ -90,10 +76,7 @@ from agentkit.grammars.core.nodes import (
     nullable,
     pool,
     push,
-    put,
     reg,
-    scratch,
-    scratch_set,
     top_of,
 )
 from agentkit.grammars.core.objects import (
@@ -105,7 +88,6 @@ from agentkit.grammars.core.objects import (
     extras_allowed,
     key_below,
     may_close,
-    may_collide,
     mk_extrakey,
     mk_key,
     mk_object,
@@ -215,13 +197,33 @@ def _object_step(mem, node, symbol):
 
 @inner
 def _push_seq(mem, first, rest):
-    """Push first . rest. A choice with rules in it is multiplied out: parses that have come to the same rule then share what follows."""
-    if flags_of(mem, first) & CALLS and get(mem, first, N_OP) == A_ALT:
+    """Push first . rest. A choice with rules or AHEADs in it is multiplied out: parses that have come to the same rule share what follows."""
+    if flags_of(mem, first) & (CALLS | LOOKS) and get(mem, first, N_OP) == A_ALT:
         offset = get(mem, first, N_A)
         for i in range(get(mem, first, N_B)):
             push(mem, mk_seq(mem, pool(mem, offset + i), rest))
     else:
         push(mem, mk_seq(mem, first, rest))
+
+
+@inner
+def _looking_on(mem, settled, ends, following):
+    """What follows, `following` after one symbol, under an AHEAD that has become (settled, ends) by it."""
+    if following == EMPTY or nullable(mem, settled):
+        return following
+    return EMPTY if settled == EMPTY and ends == EMPTY else mk_seq(mem, mk_ahead(mem, settled, ends, 1), following)
+
+
+@inlined
+def _looking_step(mem, first, rest, symbol):
+    """Derivative of first . rest, where `first` is an AHEAD or a choice in which one may stand for the empty text."""
+    base = top_of(mem)
+    if get(mem, first, N_OP) == A_AHEAD:
+        settled, ends = derive(mem, get(mem, first, N_A), symbol), derive(mem, get(mem, first, N_B), symbol)
+        return _looking_on(mem, settled, ends, derive(mem, rest, symbol))
+    for i in range(get(mem, first, N_B)):
+        push(mem, derive(mem, mk_seq(mem, pool(mem, get(mem, first, N_A) + i), rest), symbol))
+    return mk_alt(mem, base)
 
 
 @inner
@@ -254,6 +256,10 @@ def derive(mem, node, symbol):
         rest = node
         while get(mem, rest, N_OP) == A_SEQ:
             first, rest = get(mem, rest, N_A), get(mem, rest, N_B)
+            if flags_of(mem, first) & LOOKS and (get(mem, first, N_OP) == A_AHEAD or may_look(mem, first)):
+                push(mem, _looking_step(mem, first, rest, symbol))
+                rest = EMPTY
+                break
             _push_seq(mem, derive(mem, first, symbol), rest)
             if not nullable(mem, first):
                 rest = EMPTY
@@ -288,6 +294,8 @@ def derive(mem, node, symbol):
             result = mk_not(mem, derive(mem, first, symbol))
     elif op == A_CALL:
         result = derive(mem, pool(mem, first), symbol)
+    elif op == A_CLOSED:
+        result = mk_closed(mem, derive(mem, first, symbol))
     elif op == A_TRIE:
         child = trie_child(mem, first, symbol)
         if child:
@@ -304,223 +312,3 @@ def derive(mem, node, symbol):
         return EMPTY
     memo_store(mem, node, symbol, result)
     return result
-
-
-@inner
-def reach(mem, node):
-    """Bytes that can end the intersection that `node` is, or begins with: an upper bound; INFINITE if none is known."""
-    if get(mem, node, N_OP) == A_ALT:
-        best, offset = INFINITE, get(mem, node, N_A)
-        for i in range(get(mem, node, N_B)):
-            best = min(best, _reach_first(mem, pool(mem, offset + i)))
-        return best
-    return _reach_first(mem, node)
-
-
-@inner
-def _reach_first(mem, node):
-    first = get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node
-    if nullable(mem, first):
-        return 0
-    op = get(mem, first, N_OP)
-    if op == A_AND:
-        known = get(mem, first, N_C)
-        return known - 1 if known else INFINITE
-    return 0 if op == A_LITERAL or op == A_CLASS else INFINITE
-
-
-@inner
-def alive(mem, node):
-    """Does a node without calls match anything at all? Depth-first search over derivatives, remembered in the flags."""
-    f = flags_of(mem, node)
-    if f & (ALIVE | NULLABLE):
-        return True
-    if f & DEAD:
-        return False
-    epoch, visited = fresh_epoch(mem), 1
-    base = top_of(mem)
-    put(mem, node, N_MARK, epoch)
-    seen = base  # scratch holds pairs: node, next symbol to try; finished nodes go dead when the search fails
-    push(mem, node)
-    push(mem, 0)
-    found = False
-    while top_of(mem) > seen and not found and reg(mem, H_STATUS) == 0:
-        top = top_of(mem)
-        current, symbol = scratch(mem, top - 2), scratch(mem, top - 1)
-        if symbol == 256:
-            mem[H_SCRATCH_TOP] = top - 2
-            continue
-        scratch_set(mem, top - 1, symbol + 1)
-        following = derive(mem, current, symbol)
-        if following == EMPTY:
-            continue
-        f = flags_of(mem, following)
-        if f & (ALIVE | NULLABLE):
-            found = True
-        elif f & DEAD == 0 and get(mem, following, N_MARK) != epoch:
-            put(mem, following, N_MARK, epoch)
-            visited += 1
-            if visited > MAX_STATES:
-                mem[H_STATUS] = TOO_MANY_STATES
-            push(mem, following)
-            push(mem, 0)
-    if found:
-        far = reach(mem, following)
-        for at in range(top_of(mem) - 2, base - 1, -2):
-            on_path, far = scratch(mem, at), min(far + 1, INFINITE)
-            put(mem, on_path, N_FLAGS, flags_of(mem, on_path) | ALIVE)
-            if get(mem, on_path, N_OP) == A_AND and far < INFINITE:
-                put(mem, on_path, N_C, far + 1)
-    mem[H_SCRATCH_TOP] = base
-    if reg(mem, H_STATUS):
-        return True
-    if not found:
-        put(mem, node, N_FLAGS, flags_of(mem, node) | DEAD)
-    return found
-
-
-@inlined
-def name_left(mem, obj, keys, trie, rest, path):
-    """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Depth-first, only as far as names collide."""
-    base = top_of(mem)
-    push(mem, trie)
-    push(mem, rest)
-    push(mem, path)
-    found = False
-    while top_of(mem) > base and not found and mem[H_STATUS] == 0:
-        mem[H_SCRATCH_TOP] -= 3
-        at = top_of(mem)
-        trie, rest, path = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2)
-        found = can_close_extrakey(mem, obj, keys, trie, rest, path)
-        for byte in range(256):
-            if found:
-                break
-            following = prune(mem, derive(mem, rest, byte))
-            if following != EMPTY:
-                below = trie_child(mem, trie, byte) if trie else 0
-                longer = mk_path(mem, path, byte)
-                found = not may_collide(mem, obj, keys, below, longer)
-                push(mem, below)
-                push(mem, following)
-                push(mem, longer)
-    mem[H_SCRATCH_TOP] = base
-    return found
-
-
-@inner
-def prune(mem, node):
-    """`node` without the branches whose intersection is empty."""
-    if flags_of(mem, node) & CHECK == 0 or reg(mem, H_STATUS):
-        return node
-    known = get(mem, node, N_PRUNED)
-    if known:
-        return known - 1
-    op = get(mem, node, N_OP)
-    result = node
-    if op == A_ALT:
-        base, offset = top_of(mem), get(mem, node, N_A)
-        for i in range(get(mem, node, N_B)):
-            push(mem, prune(mem, pool(mem, offset + i)))
-        result = mk_alt(mem, base)
-    elif op == A_SEQ:
-        first = get(mem, node, N_A)
-        kept = prune(mem, first)
-        if kept != first:
-            result = mk_seq(mem, kept, get(mem, node, N_B))
-    elif op == A_EXTRAKEY:
-        rest = prune(mem, get(mem, node, N_D))
-        if rest == EMPTY:
-            result = EMPTY
-        elif flags_of(mem, rest) & ENDLESS == 0:
-            if not name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
-                result = EMPTY
-    elif (op == A_AND or op == A_NOT) and not alive(mem, node):
-        result = EMPTY
-    if reg(mem, H_STATUS) == 0:
-        put(mem, node, N_PRUNED, result + 1)
-    return result
-
-
-@inner
-def step(mem, node, symbol):
-    """The state after `symbol`; EMPTY if it is not allowed."""
-    row = get(mem, node, N_ROW)
-    if row and symbol < 256:
-        known = reg(mem, reg(mem, H_ROWS) + (row - 1) * 256 + symbol)
-        if known >= 0:
-            return known
-    result = prune(mem, derive(mem, node, symbol))
-    if reg(mem, H_STATUS):
-        return EMPTY
-    if flags_of(mem, node) & WIDE and symbol < 256:
-        if row == 0:
-            if reg(mem, H_ROW_COUNT) >= reg(mem, H_ROW_CAP):
-                mem[H_STATUS] = FULL_ROWS
-                return EMPTY
-            mem[H_ROW_COUNT] += 1
-            row = reg(mem, H_ROW_COUNT)
-            at = reg(mem, H_ROWS) + (row - 1) * 256
-            for i in range(256):
-                mem[at + i] = -1
-            put(mem, node, N_ROW, row)
-        mem[reg(mem, H_ROWS) + (row - 1) * 256 + symbol] = result
-    return result
-
-
-@inner
-def _set_bit(mem, at, byte):
-    scratch_set(mem, at + (byte >> 5), scratch(mem, at + (byte >> 5)) | bit(byte & 31))
-
-
-@inner
-def first_bytes(mem, node, at):
-    """Set in the 8 words at scratch[at] every byte that may begin `node` (possibly more)."""
-    _first_bytes(mem, node, at, fresh_epoch(mem))
-
-
-@inner
-def _first_bytes(mem, node, at, epoch):
-    op = get(mem, node, N_OP)
-    if node <= EPSILON or get(mem, node, N_MARK) == epoch or reg(mem, H_STATUS):
-        return
-    put(mem, node, N_MARK, epoch)
-    if op == A_LITERAL:
-        _set_bit(mem, at, pool(mem, get(mem, node, N_A)))
-    elif op == A_CLASS:
-        offset = get(mem, node, N_A)
-        for i in range(8):
-            scratch_set(mem, at + i, scratch(mem, at + i) | pool(mem, offset + i))
-    elif op == A_SEQ:
-        rest = node
-        while get(mem, rest, N_OP) == A_SEQ:
-            _first_bytes(mem, get(mem, rest, N_A), at, epoch)
-            if not nullable(mem, get(mem, rest, N_A)):
-                return
-            rest = get(mem, rest, N_B)
-            if get(mem, rest, N_MARK) == epoch:
-                return
-            if get(mem, rest, N_OP) == A_SEQ:
-                put(mem, rest, N_MARK, epoch)
-        _first_bytes(mem, rest, at, epoch)
-    elif op == A_ALT:
-        for i in range(get(mem, node, N_B)):
-            _first_bytes(mem, pool(mem, get(mem, node, N_A) + i), at, epoch)
-    elif op == A_REPEAT:
-        _first_bytes(mem, get(mem, node, N_A), at, epoch)
-    elif op == A_CALL:
-        _first_bytes(mem, pool(mem, get(mem, node, N_A)), at, epoch)
-    elif op == A_TRIE or op == A_KEY:
-        trie = get(mem, node, N_A) if op == A_TRIE else get(mem, node, N_C)
-        for i in range(pool(mem, trie + T_COUNT)):
-            _set_bit(mem, at, pool(mem, trie + T_CHILDREN + 2 * i))
-    elif op == A_OBJECT:
-        phase = get(mem, node, N_C)
-        if phase != AFTER:
-            _set_bit(mem, at, 34)
-        else:
-            _first_bytes(mem, pool(mem, get(mem, node, N_A) + O_COMMA), at, epoch)
-        if phase == AFTER or phase == FIRST:
-            _first_bytes(mem, pool(mem, get(mem, node, N_A) + O_CLOSE), at, epoch)
-    elif op != A_SPECIAL:
-        for i in range(8):
-            scratch_set(mem, at + i, -1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from agentkit.grammars.core.combine import mk_alt
-from agentkit.grammars.core.derive import step
 from agentkit.grammars.core.keys import QUOTE, could_take
 from agentkit.grammars.core.layout import (
     A_ALT,
@@ -36,7 +35,6 @@ from agentkit.grammars.core.layout import (
     V_FIRST,
     V_MAX_DEPTH,
     V_NODES,
-    V_PARENT,
     V_SKIP,
     V_SPECIAL_COUNT,
     V_SPECIALS,
@@ -45,8 +43,10 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import flags_of, get, mk_seq, nullable, pool, push, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.objects import extra_missing, keys_written, mk_extrakey, required_left
-from agentkit.grammars.core.search import MAX_WITNESS, fits, need, witness
-from agentkit.grammars.core.walks import add_tokens, child_of
+from agentkit.grammars.core.search import need
+from agentkit.grammars.core.step import step
+from agentkit.grammars.core.walks import add_tokens, child_of, push_path
+from agentkit.grammars.core.witness import MAX_WITNESS, fits, witness
 from agentkit.grammars.jit import inner, kernel
 
 GUARDED = 1024  # tokens that are tried with the names they write
@@ -92,9 +92,7 @@ def _names_to_come(mem, node):
 def _read(mem, voc, state, node):
     """The state after the token bytes down to trie node `node`."""
     base = top_of(mem)
-    while node >= 0:
-        push(mem, voc_at(voc, V_BYTE, node))
-        node = voc_at(voc, V_PARENT, node)
+    push_path(mem, voc, node, -1)
     for k in range(top_of(mem) - 1, base - 1, -1):
         state = step(mem, state, scratch(mem, k))
     mem[H_SCRATCH_TOP] = base

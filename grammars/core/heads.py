@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import reach, step
+from agentkit.grammars.core.derive import derive
+from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
+    A_AHEAD,
     A_SEQ,
     CHECK,
     EMPTY,
     EPSILON,
-    FULL_SCRATCH,
-    H_SCRATCH,
-    H_SCRATCH_CAP,
     H_SCRATCH_TOP,
     H_STATUS,
     INFINITE,
+    LOOKS,
     N_A,
     N_B,
     N_C,
@@ -35,7 +35,6 @@ from agentkit.grammars.core.layout import (
     V_DEPTH,
     V_FIRST,
     V_IDS,
-    V_MAX_DEPTH,
     V_NODES,
     V_ROOT,
     V_SKIP,
@@ -43,7 +42,8 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import flags_of, get, mk_seq, nullable, pool, pool_set, pool_take, push, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.runs import add_inside, find_record, hang_record, is_run, item_record, items_before
-from agentkit.grammars.core.walks import begins, enter, has_byte
+from agentkit.grammars.core.step import reach, step
+from agentkit.grammars.core.walks import begins, enter, has_byte, path_states
 from agentkit.grammars.jit import inner
 
 R_INSIDE, R_EXITS, R_REACH, R_LISTS = 2, 3, 4, 5
@@ -52,14 +52,78 @@ TOO_MANY = -2  # R_INSIDE of such a head
 
 
 @inner
+def _is_ahead(mem, node):
+    """Is `node` an AHEAD, or does it begin with one?"""
+    return get(mem, get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node, N_OP) == A_AHEAD
+
+
+@inner
+def _settles_inside(mem, settled, ends, plain):
+    """Is an AHEAD in front of the plain node `plain` always settled before that may end? Then what follows has nothing to do with it."""
+    if nullable(mem, plain):
+        return False
+    words, result = begins(mem, plain), True
+    for byte in range(256):
+        if result and has_byte(mem, words, byte):
+            after = derive(mem, settled, byte)
+            left = derive(mem, ends, byte)
+            if not nullable(mem, after) and (after != EMPTY or left != EMPTY):
+                following = derive(mem, plain, byte)
+                result = following == EMPTY or _settles_inside(mem, after, left, following)
+    mem[H_SCRATCH_TOP] = words
+    return result
+
+
+@inner
+def _is_whole(mem, head):
+    """Can a head be walked without what follows it?"""
+    look = get(mem, head, N_A)
+    if get(mem, head, N_OP) != A_SEQ or get(mem, look, N_OP) != A_AHEAD:
+        return True
+    plain = get(mem, head, N_B)
+    if _is_ahead(mem, plain):
+        return False
+    return _settles_inside(mem, get(mem, look, N_A), get(mem, look, N_B), _without_look(mem, plain))
+
+
+@inner
+def _without_look(mem, node):
+    """A plain node without the AHEAD at its end, if there is one."""
+    base = top_of(mem)
+    while get(mem, node, N_OP) == A_SEQ:
+        push(mem, get(mem, node, N_A))
+        node = get(mem, node, N_B)
+    plain = EPSILON if get(mem, node, N_OP) == A_AHEAD else node
+    while top_of(mem) > base:
+        mem[H_SCRATCH_TOP] -= 1
+        plain = mk_seq(mem, scratch(mem, top_of(mem)), plain)
+    return plain
+
+
+@inner
 def head_of(mem, node):
-    """The plain beginning of `node` as a node of its own, EPSILON if there is none."""
+    """The plain beginning of `node` as a node of its own, EPSILON if there is none.
+
+    An AHEAD in front of it belongs to it. So does one behind it: it says at which places nothing but the head goes on.
+    """
     if flags_of(mem, node) & PLAIN:
         return node
-    base = top_of(mem)
+    base, looks = top_of(mem), flags_of(mem, node) & LOOKS != 0
+    while looks and _is_ahead(mem, node) and get(mem, node, N_OP) == A_SEQ:
+        push(mem, get(mem, node, N_A))
+        node = get(mem, node, N_B)
+    leading = top_of(mem)
     while get(mem, node, N_OP) == A_SEQ and flags_of(mem, get(mem, node, N_A)) & PLAIN:
         push(mem, get(mem, node, N_A))
         node = get(mem, node, N_B)
+    if node > EPSILON and flags_of(mem, node) & PLAIN:
+        push(mem, node)
+    elif looks and top_of(mem) > leading and _is_ahead(mem, node):
+        look = get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node
+        if nullable(mem, look):
+            push(mem, look)
+    if top_of(mem) == leading:
+        mem[H_SCRATCH_TOP] = base
     head = EPSILON
     while top_of(mem) > base:
         mem[H_SCRATCH_TOP] -= 1
@@ -72,9 +136,15 @@ def behind_head(mem, node):
     """What follows the plain beginning of `node`."""
     if flags_of(mem, node) & PLAIN:
         return EPSILON
+    begin, looks = node, flags_of(mem, node) & LOOKS != 0
+    while looks and _is_ahead(mem, node) and get(mem, node, N_OP) == A_SEQ:
+        node = get(mem, node, N_B)
+    plain = node
     while get(mem, node, N_OP) == A_SEQ and flags_of(mem, get(mem, node, N_A)) & PLAIN:
         node = get(mem, node, N_B)
-    return node
+    if flags_of(mem, node) & PLAIN:
+        return EPSILON
+    return node if node != plain else begin
 
 
 @inner
@@ -88,23 +158,17 @@ def _note(voc, lists, sizes, node, items):
 
 
 @inner
-def _note_below(mem, voc, lists, sizes, node, state, items):
-    """Walk the head from `state`, reached at trie node `node`: tokens inside and exits below it."""
+def _note_below(mem, voc, lists, sizes, node, state, items, after):
+    """Walk the head from `state`, reached at trie node `node`: tokens inside and exits below it, at the bytes `after`."""
     at_byte, at_depth, at_skip = reg(voc, V_BYTE), reg(voc, V_DEPTH), reg(voc, V_SKIP)
     _note(voc, lists, sizes, node, items)
     sizes[2] = max(sizes[2], reach(mem, state))
-    i, end, depth = node + 1, reg(voc, at_skip + node), reg(voc, at_depth + node) + 1
-    base = top_of(mem)
-    if base + reg(voc, V_MAX_DEPTH) + 2 >= reg(mem, H_SCRATCH_CAP):
-        mem[H_STATUS] = FULL_SCRATCH
-        return
-    mem[H_SCRATCH_TOP] = base + reg(voc, V_MAX_DEPTH) + 2
-    states = reg(mem, H_SCRATCH) + base - depth
-    mem[states + depth] = state
-    while i < end and sizes[1] < MANY_EXITS:
+    i, end, base = node + 1, reg(voc, at_skip + node), top_of(mem)
+    states = path_states(mem, voc, node, state)
+    while i < end and states >= 0 and sizes[1] < MANY_EXITS:
         d = reg(voc, at_depth + i)
         current = reg(mem, states + d)
-        if nullable(mem, current):
+        if nullable(mem, current) and has_byte(mem, after, reg(voc, at_byte + i)):
             lists[1, sizes[1], 0], lists[1, sizes[1], 1] = i, items
             sizes[1] += 1
         following = step(mem, current, reg(voc, at_byte + i))
@@ -122,9 +186,24 @@ def _note_below(mem, voc, lists, sizes, node, state, items):
 
 
 @inner
+def _bytes_behind(mem, head):
+    """The bytes that may follow a head, pushed as 8 words: what the AHEAD at its end lets through, or all."""
+    while get(mem, head, N_OP) == A_SEQ:
+        head = get(mem, head, N_B)
+    base = top_of(mem)
+    is_look = get(mem, head, N_OP) == A_AHEAD
+    for _ in range(8):
+        push(mem, 0 if is_look else -1)
+    if is_look:
+        first_bytes(mem, get(mem, head, N_A), base)
+        first_bytes(mem, get(mem, head, N_B), base)
+    return base
+
+
+@inner
 def _note_all(mem, voc, lists, sizes, item, run, head):
-    """Walk a head: from the top of the trie, or (item not EPSILON) from wherever a token leaves the run `run`."""
-    words = begins(mem, head)
+    """Walk a head: from the top of the trie, or (item not EPSILON) from wherever a token leaves the run `run` after an item."""
+    words, after = begins(mem, head), _bytes_behind(mem, head)
     for byte in range(256):
         if has_byte(mem, words, byte) and reg(mem, H_STATUS) == 0 and sizes[1] < MANY_EXITS:
             state = step(mem, head, byte)
@@ -133,13 +212,13 @@ def _note_all(mem, voc, lists, sizes, item, run, head):
             if item == EPSILON:
                 node = voc_at(voc, V_ROOT, byte)
                 if node >= 0:
-                    _note_below(mem, voc, lists, sizes, node, state, 0)
+                    _note_below(mem, voc, lists, sizes, node, state, 0, after)
                 continue
             for k in range(voc_at(voc, V_AT, byte), voc_at(voc, V_AT, byte + 1)):
                 node = voc_at(voc, V_BY_BYTE, k)
                 items = items_before(mem, voc, run, node)
-                if items >= 0:
-                    _note_below(mem, voc, lists, sizes, node, state, items)
+                if items > 0:
+                    _note_below(mem, voc, lists, sizes, node, state, items, after)
     mem[H_SCRATCH_TOP] = words
 
 
@@ -150,7 +229,10 @@ def _head_record(mem, voc, item, run, head, width):
     if record:
         return record
     lists, sizes = np.empty((2, reg(voc, V_TOKENS) + MANY_EXITS, 2), np.int32), np.zeros(3, np.int64)
-    _note_all(mem, voc, lists, sizes, item, run, head)
+    if _is_whole(mem, head):
+        _note_all(mem, voc, lists, sizes, item, run, head)
+    else:
+        sizes[1] = MANY_EXITS
     if reg(mem, H_STATUS):
         return -1
     inside, exits = sizes[0], sizes[1]
@@ -234,7 +316,7 @@ def reach_of_head(mem, node):
 
 @inner
 def add_run(mem, voc, rows, fixed, row, repeat, rest, jobs):
-    """Tokens of `repeat rest` that begin inside the run `repeat`. False if it is not a run that can be treated so."""
+    """Tokens of `repeat rest` that begin with an item of the run `repeat`. False if it is not a run that can be treated so."""
     item, lo, hi = get(mem, repeat, N_A), get(mem, repeat, N_B), get(mem, repeat, N_C)
     run = item_record(mem, voc, rows, item)
     if run < 0:
@@ -265,7 +347,7 @@ def add_run(mem, voc, rows, fixed, row, repeat, rest, jobs):
             for k in range(voc_at(voc, V_AT, byte), voc_at(voc, V_AT, byte + 1)):
                 node = voc_at(voc, V_BY_BYTE, k)
                 items = items_before(mem, voc, run, node)
-                if items >= lo and (hi < 0 or items <= hi):
+                if items > 0 and items >= lo and (hi < 0 or items <= hi):
                     enter(mem, voc, row, node, state, jobs)
     mem[H_SCRATCH_TOP] = words
     return few

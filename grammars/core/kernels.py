@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import first_bytes, memo_store, step
+from agentkit.grammars.core.derive import memo_store
+from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
     EMPTY,
     H_BANK_USED,
@@ -36,6 +37,7 @@ from agentkit.grammars.core.layout import (
 from agentkit.grammars.core.masks import bank_slot
 from agentkit.grammars.core.nodes import fixed_hash, get, list_hash, nullable, pool, pool_set, push, put, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.runs import ITEM, R_COUNTS, R_DATA, R_KEY, R_NEXT
+from agentkit.grammars.core.step import step
 from agentkit.grammars.jit import inner, kernel
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import name_left, step
 from agentkit.grammars.core.layout import (
     A_BYTES,
     A_LITERAL,
@@ -42,7 +41,8 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mk_path, mk_seq, nullable, pool, push, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, trie_child, words_of
-from agentkit.grammars.core.walks import add_tokens, child_of, enter, remove_tokens
+from agentkit.grammars.core.step import name_left, step
+from agentkit.grammars.core.walks import add_tokens, child_of, enter, push_path, remove_tokens
 from agentkit.grammars.jit import inner
 
 QUOTE = 34
@@ -53,10 +53,7 @@ MANY_LONG = 64  # long tokens, which are looked at one by one; with more of them
 def _make_path(mem, voc, node, top, path):
     """The undeclared key `path` + the token bytes from below trie node `top` (-1: the root) down to `node`."""
     base = top_of(mem)
-    at = node
-    while at != top:
-        push(mem, voc_at(voc, V_BYTE, at))
-        at = voc_at(voc, V_PARENT, at)
+    push_path(mem, voc, node, top)
     for k in range(top_of(mem) - 1, base - 1, -1):
         path = mk_path(mem, path, scratch(mem, k))
     mem[H_SCRATCH_TOP] = base

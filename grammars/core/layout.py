@@ -24,6 +24,8 @@ Knows nothing of tokens, tokenizers or schemas.
     KEYSET    pool: record length                            (which keys an object has so far)
     PATH      parent       byte                              (the undeclared key written so far)
     BYTES     pool: bytes  length                            (interned content of literals and classes)
+    AHEAD     settled      ends       begun                  (looks at what follows; begun: has read some of it)
+    CLOSED    child                                          (ends what AHEADs in it see)
 """
 
 # header slots
@@ -43,12 +45,12 @@ OK, FULL_NODES, FULL_MEMO, FULL_ROWS, FULL_SCRATCH, FULL_POOL, FULL_BANK, TOO_DE
 STRIDE = 16
 N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PLACE = range(16)
 
-NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED, CALLS, LOOSE = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512
+NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED, CALLS, LOOSE, LOOKS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
 """Flags: matches the empty text | an intersection or complement is being read: check that it can still end well |
 many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
 certain to have infinitely many texts | no rules, objects, keys or special tokens anywhere in it: a walk of it serves
 whatever follows | an undeclared key may be being read | a rule is called somewhere in it, objects not counted |
-a choice whose members may have heads in common."""
+a choice whose members may have heads in common | an AHEAD may stand somewhere in it, CLOSED parts not counted."""
 
 EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
 """Nodes that are always there. ALL: every byte string; ANONYMOUS: the PATH of a key whose characters are not kept."""
@@ -72,7 +74,9 @@ EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
     A_KEYSET,
     A_PATH,
     A_BYTES,
-) = range(18)
+    A_AHEAD,
+    A_CLOSED,
+) = range(20)
 
 FIRST, AFTER, NEXT = 0, 1, 2  # phases of an OBJECT: before its first key | after a value | after a comma
 

@@ -8,7 +8,6 @@ so that no state that is ever entered is a dead end.
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
-from agentkit.grammars.core.derive import alive
 from agentkit.grammars.core.layout import (
     A_BYTES,
     A_CALL,
@@ -25,6 +24,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     INFINITE,
+    LOOKS,
     N_A,
     N_NEED,
     NULLABLE,
@@ -44,12 +44,7 @@ from agentkit.grammars.core.layout import (
     O_TRIE,
     O_WORDS,
     PLAIN,
-    T_CHILDREN,
     T_COUNT,
-    T_DEPTH,
-    T_HI,
-    T_LO,
-    T_NEED,
     T_TEXT,
     V_ALPHABET,
 )
@@ -58,7 +53,9 @@ from agentkit.grammars.core.nodes import (
     cons,
     cons_list,
     get,
+    mk_ahead,
     mk_class,
+    mk_closed,
     mk_literal,
     mk_repeat,
     mk_seq,
@@ -69,13 +66,29 @@ from agentkit.grammars.core.nodes import (
     put,
     reg,
     scratch,
-    scratch_set,
     top_of,
     voc_at,
 )
 from agentkit.grammars.core.objects import mk_object
 from agentkit.grammars.core.search import need
-from agentkit.grammars.expr import OP_ALT, OP_AND, OP_CALL, OP_CLASS, OP_EPSILON, OP_LITERAL, OP_MEMBERS, OP_NOT, OP_REPEAT, OP_SEQ, OP_SPECIAL, OP_TRIE
+from agentkit.grammars.core.step import alive
+from agentkit.grammars.core.tries import build_trie
+from agentkit.grammars.expr import (
+    OP_AHEAD,
+    OP_ALT,
+    OP_AND,
+    OP_CALL,
+    OP_CLASS,
+    OP_CLOSED,
+    OP_EPSILON,
+    OP_LITERAL,
+    OP_MEMBERS,
+    OP_NOT,
+    OP_REPEAT,
+    OP_SEQ,
+    OP_SPECIAL,
+    OP_TRIE,
+)
 from agentkit.grammars.jit import inner, kernel
 
 
@@ -115,6 +128,10 @@ def find_nullable(code, starts, rules, is_null):
                 value = code[at + 2] == 0 or is_null[code[at + 1]] != 0
             elif op == OP_NOT:
                 value = is_null[code[at + 1]] == 0
+            elif op == OP_CLOSED:
+                value = is_null[code[at + 1]] != 0
+            elif op == OP_AHEAD:
+                value = is_null[code[at + 2]] != 0
             elif op == OP_CALL:
                 value = is_null[rules[code[at + 1]]] != 0
             elif op == OP_TRIE:
@@ -157,92 +174,6 @@ def _lower_class(mem, voc, blob, offset):
         node = mk_class(mem, base)
     mem[H_SCRATCH_TOP] = base
     return node
-
-
-@inner
-def _child_count(mem, blob, code, table, stride, lo, hi, depth, quoted):
-    """Distinct next bytes of the texts lo..hi (numbers in scratch) at `depth`."""
-    count, last = 0, -1
-    for k in range(lo, hi):
-        text = table + stride * scratch(mem, k)
-        if code[text + 1] == depth:
-            count += 1 if quoted else 0
-        elif blob[code[text] + depth] != last:
-            last = blob[code[text] + depth]
-            count += 1
-    return count
-
-
-@inner
-def _enqueue(mem, first, end, depth, patch):
-    push(mem, first)
-    push(mem, end)
-    push(mem, depth)
-    push(mem, patch)
-
-
-@inner
-def build_trie(mem, blob, code, table, stride, lo, hi, quoted):
-    """Trie over texts whose numbers stand sorted in scratch[lo:hi]; text t is blob[code[table + stride t]] of length code[.. + 1].
-
-    quoted: each text is followed by a closing quote, and ends behind it. Returns the root's pool offset.
-    """
-    base = top_of(mem)
-    _enqueue(mem, lo, hi, 0, -1)
-    root, at = -1, base
-    while at < top_of(mem) and reg(mem, H_STATUS) == 0:  # a queue: parents come before children
-        first, end, depth, patch = scratch(mem, at), scratch(mem, at + 1), scratch(mem, at + 2), scratch(mem, at + 3)
-        at += 4
-        closing = depth < 0
-        count = 0 if closing else _child_count(mem, blob, code, table, stride, first, end, depth, quoted)
-        node = pool_take(mem, T_CHILDREN + 2 * count)
-        if node < 0:
-            break
-        scratch_set(mem, at - 4, node)
-        pool_set(mem, node + T_TEXT, scratch(mem, first) if closing else -1)
-        pool_set(mem, node + T_LO, first - lo)
-        pool_set(mem, node + T_HI, end - lo)
-        pool_set(mem, node + T_DEPTH, -depth if closing else depth)
-        pool_set(mem, node + T_NEED, 0 if closing else INFINITE)
-        pool_set(mem, node + T_COUNT, count)
-        if patch < 0:
-            root = node
-        else:
-            pool_set(mem, patch, node)
-        if closing:
-            continue
-        slot, start = node + T_CHILDREN, first
-        if first < end and code[table + stride * scratch(mem, first) + 1] == depth:  # the shortest text of the range ends here
-            start = first + 1
-            if not quoted:
-                pool_set(mem, node + T_TEXT, scratch(mem, first))
-                pool_set(mem, node + T_NEED, 0)
-        ends_here = quoted and start > first
-        k = start
-        while k < end or ends_here:
-            byte = blob[code[table + stride * scratch(mem, k)] + depth] if k < end else 256
-            if ends_here and byte > 34:
-                pool_set(mem, slot, 34)
-                _enqueue(mem, first, first + 1, -depth - 1, slot + 1)
-                ends_here = False
-                slot += 2
-                continue
-            group = k
-            while k < end and blob[code[table + stride * scratch(mem, k)] + depth] == byte:
-                k += 1
-            pool_set(mem, slot, byte)
-            _enqueue(mem, group, k, depth + 1, slot + 1)
-            slot += 2
-    if reg(mem, H_STATUS):
-        mem[H_SCRATCH_TOP] = base
-        return -1
-    for entry in range(at - 4, base - 1, -4):
-        node = scratch(mem, entry)
-        for i in range(pool(mem, node + T_COUNT)):
-            below = pool(mem, pool(mem, node + T_CHILDREN + 2 * i + 1) + T_NEED)
-            pool_set(mem, node + T_NEED, min(pool(mem, node + T_NEED), below + 1))
-    mem[H_SCRATCH_TOP] = base
-    return root
 
 
 @inner
@@ -340,7 +271,7 @@ def _lower_members(mem, voc, blob, code, at, lowered):
 
 
 @inner
-def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules):
+def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules, looks):
     op = code[at]
     base = top_of(mem)
     if op == OP_EPSILON:
@@ -365,11 +296,15 @@ def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null,
         return mk_repeat(mem, lowered[code[at + 1]], code[at + 2], code[at + 3])
     if op == OP_NOT:
         return mk_not(mem, lowered[code[at + 1]])
+    if op == OP_AHEAD:
+        return mk_ahead(mem, lowered[code[at + 1]], lowered[code[at + 2]], 0)
+    if op == OP_CLOSED:
+        return mk_closed(mem, lowered[code[at + 1]])
     if op == OP_CALL:
         rule = code[at + 1]
         if rule_empty[rule]:
             return EMPTY
-        return cons(mem, A_CALL, records[rule], 0, 0, NULLABLE | CALLS if is_null[rules[rule]] else CALLS)
+        return cons(mem, A_CALL, records[rule], 0, 0, looks | CALLS | (NULLABLE if is_null[rules[rule]] else 0))
     if op == OP_TRIE:
         return _lower_trie(mem, voc, blob, code, at)
     if op == OP_MEMBERS:
@@ -380,7 +315,9 @@ def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null,
 @inner
 def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null):
     """One pass: nodes, then the rules' bodies and shortest texts. Returns how many more rules turned out to be empty."""
-    first_new = reg(mem, H_NODE_COUNT)
+    first_new, looks = reg(mem, H_NODE_COUNT), 0
+    for n in range(starts.shape[0]):
+        looks |= LOOKS if code[starts[n]] == OP_AHEAD else 0  # then in any rule, for all that is known here
     for r in range(rules.shape[0]):
         records[r] = pool_take(mem, 3)
         if reg(mem, H_STATUS):
@@ -392,7 +329,7 @@ def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, 
             symbol = specials[code[at + 1]]
             lowered[n] = cons(mem, A_SPECIAL, symbol, 0, 0, 0) if symbol >= 0 else EMPTY
         else:
-            lowered[n] = _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules)
+            lowered[n] = _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules, looks)
         if reg(mem, H_STATUS):
             return 0
     for r in range(rules.shape[0]):
@@ -431,4 +368,5 @@ def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records,
     while reg(mem, H_STATUS) == 0:
         if _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null) == 0:
             break
-    return lowered[root] if reg(mem, H_STATUS) == 0 else EMPTY
+    whole = code[starts[root] + 1] if code[starts[root]] == OP_CLOSED else root  # nothing follows
+    return lowered[whole] if reg(mem, H_STATUS) == 0 else EMPTY

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from agentkit.grammars.core.combine import mk_alt, mk_and
-from agentkit.grammars.core.derive import step
 from agentkit.grammars.core.heads import add_head, add_run, behind_head, head_of, reach_of_head
 from agentkit.grammars.core.keys import QUOTE, add_key_tokens, as_text, could_take, long_tokens, without_taken
 from agentkit.grammars.core.layout import (
+    A_AHEAD,
     A_ALT,
     A_AND,
     A_CALL,
@@ -29,6 +29,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
+    LOOKS,
     LOOSE,
     N_A,
     N_B,
@@ -36,12 +37,15 @@ from agentkit.grammars.core.layout import (
     N_MASK,
     N_OP,
     NEXT,
+    NULLABLE,
     O_CLOSE,
     O_COMMA,
     PLAIN,
     V_LONG_COUNT,
     V_MAX_DEPTH,
+    V_NODES,
     V_ROOT,
+    V_SKIP,
     V_SPECIAL_COUNT,
     V_SPECIALS,
     V_STOP_COUNT,
@@ -50,12 +54,14 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import flags_of, get, mix, mk_repeat, mk_seq, nullable, pool, push, put, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.objects import any_key, may_close, mk_object
-from agentkit.grammars.core.walks import enter, walk, walk_all
+from agentkit.grammars.core.step import step
+from agentkit.grammars.core.walks import begins, enter, has_byte, walk, walk_all
 from agentkit.grammars.jit import inner, kernel
 
 FEW_PARTS = 32  # parts of a state that are taken without looking whether they came before
 MANY_PARTS = 1024  # parts of a state; further ones are walked as they are
-MANY_CALLS = 64  # rules entered while a state is taken apart; those of more are left to the walk
+BROAD = 16  # tokens below the bytes that may begin a plain head are many if they are more than one in so many of all
+MANY_CALLS = 128  # rules entered while a state is taken apart; those of more are left to the walk
 MANY_JOBS = 1024  # places in one mask at which a walk may leave an undeclared key for later; further ones are walked
 
 
@@ -66,16 +72,45 @@ def _is_split(mem, first):
 
 
 @inner
-def _is_new(seen, node, after):
-    """Is the pair not in the hash table `seen` [slots, 2] yet? Then it is from now on."""
+def _is_broad(mem, voc, node):
+    """May a large part of all tokens begin with what begins `node`? So they may with a blank."""
+    words, nodes = begins(mem, node), 0
+    for byte in range(256):
+        top = voc_at(voc, V_ROOT, byte) if has_byte(mem, words, byte) else -1
+        nodes += voc_at(voc, V_SKIP, top) - top if top >= 0 else 0
+    mem[H_SCRATCH_TOP] = words
+    return BROAD * nodes > reg(voc, V_NODES)
+
+
+@inner
+def _is_front(mem, voc, first, front):
+    """Is `first`, which stands before what holds AHEADs, to be put in front of each part of that? So white space before many terminals is."""
+    f = flags_of(mem, first)
+    if get(mem, first, N_OP) == A_AHEAD:
+        return front == EPSILON
+    if f & PLAIN == 0 or (front == EPSILON and f & WIDE and get(mem, first, N_OP) == A_REPEAT):
+        return False
+    return f & NULLABLE != 0 or _is_broad(mem, voc, first)
+
+
+@inner
+def _is_new(seen, front, node, after):
+    """Is the triple not in the hash table `seen` [slots, 3] yet? Then it is from now on."""
     mask = seen.shape[0] - 1
-    slot = mix(node, after) >> 7 & mask
+    slot = mix(mix(node, after), front) >> 7 & mask
     while seen[slot, 0] != 0:
-        if seen[slot, 0] == node and seen[slot, 1] == after:
+        if seen[slot, 0] == node and seen[slot, 1] == after and seen[slot, 2] == front:
             return False
         slot = (slot + 1) & mask
-    seen[slot, 0], seen[slot, 1] = node, after
+    seen[slot, 0], seen[slot, 1], seen[slot, 2] = node, after, front
     return True
+
+
+@inner
+def _push_part(mem, front, node, after):
+    push(mem, node)
+    push(mem, after)
+    push(mem, front)
 
 
 @inner
@@ -95,64 +130,61 @@ def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
     opened up to get at theirs, and all other heads are put together again and walked at once.
     """
     base, calls, parts = top_of(mem), 0, 0
-    plain, seen = np.empty(64, np.int64), np.empty((0, 2), np.int64)
+    plain, seen = np.empty(64, np.int64), np.empty((0, 3), np.int64)
     count, found = 0, 0
     jobs[0, 0] = 0
-    push(mem, state)
-    push(mem, EPSILON)
+    _push_part(mem, EPSILON, state, EPSILON)
     while top_of(mem) > base and reg(mem, H_STATUS) == 0:
-        mem[H_SCRATCH_TOP] -= 2
-        node, after = scratch(mem, top_of(mem)), scratch(mem, top_of(mem) + 1)
+        mem[H_SCRATCH_TOP] -= 3
+        node, after, front = scratch(mem, top_of(mem)), scratch(mem, top_of(mem) + 1), scratch(mem, top_of(mem) + 2)
         op, f = get(mem, node, N_OP), flags_of(mem, node)
         parts += 1
         if parts == FEW_PARTS:
-            seen = np.zeros((2 * MANY_PARTS, 2), np.int64)
-        if parts >= FEW_PARTS and parts < MANY_PARTS and not _is_new(seen, node, after):
+            seen = np.zeros((2 * MANY_PARTS, 3), np.int64)
+        if parts >= FEW_PARTS and parts < MANY_PARTS and not _is_new(seen, front, node, after):
             continue
         if parts >= MANY_PARTS:
-            walk_all(mem, voc, row, mk_seq(mem, node, after), jobs)
+            walk_all(mem, voc, row, mk_seq(mem, front, mk_seq(mem, node, after)), jobs)
         elif node == EPSILON and after != EPSILON:
-            push(mem, after)
-            push(mem, EPSILON)
+            _push_part(mem, front, after, EPSILON)
+        elif op == A_AHEAD and front == EPSILON and after != EPSILON:
+            _push_part(mem, node, after, EPSILON)
+        elif op == A_SEQ and f & LOOKS and _is_front(mem, voc, get(mem, node, N_A), front):
+            _push_part(mem, mk_seq(mem, front, get(mem, node, N_A)), get(mem, node, N_B), after)
+        elif f & PLAIN and node > EPSILON and flags_of(mem, after) & LOOKS and _is_front(mem, voc, node, front):
+            _push_part(mem, mk_seq(mem, front, node), after, EPSILON)
         elif op == A_SEQ and _is_split(mem, get(mem, node, N_A)):
-            push(mem, get(mem, node, N_A))
-            push(mem, mk_seq(mem, get(mem, node, N_B), after))
-        elif op == A_ALT:
+            _push_part(mem, front, get(mem, node, N_A), mk_seq(mem, get(mem, node, N_B), after))
+        elif op == A_ALT and (f & PLAIN == 0 or flags_of(mem, after) & LOOKS == 0):
             whole = _factored(mem, node) if f & LOOSE else node
             if whole != node:
-                push(mem, whole)
-                push(mem, after)
+                _push_part(mem, front, whole, after)
             for i in range(get(mem, node, N_B) if whole == node else 0):
-                push(mem, pool(mem, get(mem, node, N_A) + i))
-                push(mem, after)
-        elif op == A_EXTRAKEY and found < keys.shape[0]:
+                _push_part(mem, front, pool(mem, get(mem, node, N_A) + i), after)
+        elif op == A_EXTRAKEY and front == EPSILON and found < keys.shape[0]:
             keys[found, 0], keys[found, 1] = node, after
             found += 1
-        elif op == A_EXTRAKEY:
+        elif op == A_EXTRAKEY and front == EPSILON:
             add_key_tokens(mem, voc, row, -1, node, after, jobs)
-        elif op == A_OBJECT:
+        elif op == A_OBJECT and front == EPSILON:
             _open_object(mem, voc, row, node, after, jobs)
         elif op == A_CALL and calls < MANY_CALLS:
             calls += 1
-            push(mem, pool(mem, get(mem, node, N_A)))
-            push(mem, after)
-        elif op == A_REPEAT and f & WIDE and add_run(mem, voc, rows, fixed, row, node, after, jobs):
+            _push_part(mem, front, pool(mem, get(mem, node, N_A)), after)
+        elif op == A_REPEAT and f & WIDE and front == EPSILON and add_run(mem, voc, rows, fixed, row, node, after, jobs):
             if nullable(mem, node):
-                push(mem, after)
-                push(mem, EPSILON)
+                _push_part(mem, EPSILON, after, EPSILON)
         elif op == A_REPEAT and f & PLAIN == 0 and not nullable(mem, get(mem, node, N_A)):
             child, hi = get(mem, node, N_A), get(mem, node, N_C)
-            push(mem, child)
-            push(mem, mk_seq(mem, mk_repeat(mem, child, max(get(mem, node, N_B) - 1, 0), hi - 1 if hi > 0 else hi), after))
+            again = mk_repeat(mem, child, max(get(mem, node, N_B) - 1, 0), hi - 1 if hi > 0 else hi)
+            _push_part(mem, front, child, mk_seq(mem, again, after))
             if nullable(mem, node):
-                push(mem, after)
-                push(mem, EPSILON)
-        elif node > EPSILON:
-            whole = mk_seq(mem, node, after)
+                _push_part(mem, front, after, EPSILON)
+        elif node > EPSILON or front != EPSILON:
+            whole = mk_seq(mem, front, mk_seq(mem, node, after))
             if flags_of(mem, whole) & PLAIN == 0 and head_of(mem, whole) != EPSILON and add_head(mem, voc, row, whole, jobs):
                 if nullable(mem, head_of(mem, whole)):
-                    push(mem, behind_head(mem, whole))
-                    push(mem, EPSILON)
+                    _push_part(mem, EPSILON, behind_head(mem, whole), EPSILON)
             elif count == plain.shape[0]:
                 walk_all(mem, voc, row, whole, jobs)
             else:
@@ -170,7 +202,7 @@ def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
 
 @inner
 def _open_object(mem, voc, row, node, after, jobs):
-    """An object between two members: leave on the scratch stack what may follow, as pairs; the opening quote of a key is read here."""
+    """An object between two members: leave on the scratch stack what may follow, as parts; the opening quote of a key is read here."""
     obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     if phase != AFTER:
         top = voc_at(voc, V_ROOT, QUOTE)
@@ -178,11 +210,9 @@ def _open_object(mem, voc, row, node, after, jobs):
         if opened != EMPTY:
             enter(mem, voc, row, top, mk_seq(mem, opened, after), jobs)
     elif any_key(mem, obj, keys):
-        push(mem, pool(mem, obj + O_COMMA))
-        push(mem, mk_seq(mem, mk_object(mem, obj, keys, NEXT), after))
+        _push_part(mem, EPSILON, pool(mem, obj + O_COMMA), mk_seq(mem, mk_object(mem, obj, keys, NEXT), after))
     if phase != NEXT and may_close(mem, obj, keys):
-        push(mem, pool(mem, obj + O_CLOSE))
-        push(mem, after)
+        _push_part(mem, EPSILON, pool(mem, obj + O_CLOSE), after)
 
 
 @inner

@@ -10,8 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from agentkit.grammars.core.layout import (
+    A_AHEAD,
+    A_ALT,
     A_BYTES,
     A_CLASS,
+    A_CLOSED,
     A_LITERAL,
     A_PATH,
     A_REPEAT,
@@ -39,6 +42,7 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     KEYED,
+    LOOKS,
     N_A,
     N_B,
     N_C,
@@ -271,8 +275,8 @@ def _mk_seq2(mem, first, rest):
             if rest == EPSILON:
                 return first
     f, r = flags_of(mem, first), flags_of(mem, rest)
-    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & (ENDLESS | CALLS))
-    if f & NULLABLE:
+    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & (ENDLESS | CALLS | LOOKS))
+    if f & NULLABLE or get(mem, first, N_OP) == A_AHEAD:
         flags |= r & (CHECK | WIDE | KEYED)
     return cons(mem, A_SEQ, first, rest, 0, flags)
 
@@ -312,7 +316,32 @@ def mk_repeat(mem, child, lo, hi):
         return child
     if lo == 0 and hi < 0 and get(mem, child, N_OP) == A_CLASS and get(mem, child, N_B) == 256:
         return ALL
-    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & (WIDE | PLAIN | CALLS)))
+    return cons(mem, A_REPEAT, child, lo, hi, (NULLABLE if lo == 0 else 0) | (ENDLESS if hi < 0 else f & ENDLESS) | (f & (WIDE | PLAIN | CALLS | LOOKS)))
+
+
+@inner
+def mk_ahead(mem, settled, ends, begun):
+    """What follows must begin with a text of `settled`, or be one of `ends`. Once begun, it has to be looked at whether it still can."""
+    return cons(mem, A_AHEAD, settled, ends, begun, LOOKS | (CHECK if begun else 0) | (NULLABLE if nullable(mem, ends) else 0))
+
+
+@inner
+def has_begun(mem, node):
+    """Is `node` an AHEAD that has read some of what follows, and has not been settled by it?"""
+    return get(mem, node, N_OP) == A_AHEAD and get(mem, node, N_C) != 0
+
+
+@inner
+def may_look(mem, node):
+    """Is `node` a choice in which an AHEAD may stand for the empty text? In front of something it has to be multiplied out."""
+    return get(mem, node, N_OP) == A_ALT and flags_of(mem, node) & (LOOKS | NULLABLE) == LOOKS | NULLABLE
+
+
+@inner
+def mk_closed(mem, child):
+    """`child`, in which AHEADs do not see what follows it."""
+    f = flags_of(mem, child)
+    return cons(mem, A_CLOSED, child, 0, 0, f & ~(PLAIN | LOOKS)) if f & LOOKS else child
 
 
 @inner

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import step
 from agentkit.grammars.core.layout import (
     EMPTY,
     EPSILON,
@@ -31,6 +30,7 @@ from agentkit.grammars.core.layout import (
     V_TOKENS,
 )
 from agentkit.grammars.core.nodes import get, nullable, pool, pool_set, pool_take, put, reg, voc_at
+from agentkit.grammars.core.step import step
 from agentkit.grammars.jit import inner
 
 R_NEXT, R_KEY, R_COUNTS, R_DATA = 0, 1, 2, 3

@@ -1,21 +1,20 @@
-"""Shortest completions: how many bytes, which bytes, how many tokens.
+"""Length of the shortest completion of a node, in bytes.
 
-`need` is the length of the shortest text of a node; `witness` spells one such text by always taking the first byte
-that brings the end one byte nearer, so the witness of a later state is the rest of the witness of an earlier one.
-`tokens_needed` is the least number of tokens that spell the witness: an upper bound on what a state still needs,
-and the budget guard's measure.
+Exact but for AHEADs that have not begun: each counts as one byte, that of a character which settles it, though what follows may
+settle it as well. So it is an upper bound, and from every state some byte makes it smaller.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from agentkit.grammars.core.derive import derive, first_bytes, step
+from agentkit.grammars.core.derive import derive
+from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
+    A_AHEAD,
     A_ALT,
     A_AND,
     A_CALL,
     A_CLASS,
+    A_CLOSED,
     A_EXTRAKEY,
     A_KEY,
     A_LITERAL,
@@ -44,7 +43,6 @@ from agentkit.grammars.core.layout import (
     N_NEED,
     N_OP,
     N_PLACE,
-    N_TOKENS,
     NEXT,
     O_CLOSE,
     O_COLON,
@@ -61,12 +59,8 @@ from agentkit.grammars.core.layout import (
     T_LO,
     T_NEED,
     TOO_MANY_STATES,
-    V_COMPLETE,
-    V_FIRST,
-    V_SPECIAL_COUNT,
-    V_SPECIALS,
 )
-from agentkit.grammars.core.nodes import fresh_epoch, get, nullable, pool, push, put, reg, scratch, scratch_set, top_of, voc_at
+from agentkit.grammars.core.nodes import fresh_epoch, get, has_begun, nullable, pool, push, put, reg, scratch, scratch_set, top_of
 from agentkit.grammars.core.objects import (
     can_close_extrakey,
     close_extrakey,
@@ -78,11 +72,10 @@ from agentkit.grammars.core.objects import (
     may_collide,
     words_of,
 )
-from agentkit.grammars.core.walks import child_of
-from agentkit.grammars.jit import inlined, inner, kernel
+from agentkit.grammars.core.step import step
+from agentkit.grammars.jit import inlined, inner
 
 MANY_LETTERS = 256  # names longer than this are not counted
-MAX_WITNESS = 1 << 16  # bytes; a shortest completion longer than this counts as impossible
 
 
 @inner
@@ -284,6 +277,17 @@ def need(mem, node):
         result = get(mem, node, N_B)
     elif op == A_CLASS or op == A_SPECIAL:
         result = 1
+    elif op == A_AHEAD:  # what settles it is one byte long
+        result = INFINITE if has_begun(mem, node) else 1
+    elif op == A_SEQ and has_begun(mem, get(mem, node, N_A)):
+        result, words = INFINITE, top_of(mem)
+        for _ in range(8):
+            push(mem, 0)
+        first_bytes(mem, node, words)
+        for byte in range(256):
+            if (scratch(mem, words + (byte >> 5)) >> (byte & 31)) & 1:
+                result = min(result, 1 + need(mem, step(mem, node, byte)))
+        mem[H_SCRATCH_TOP] = words
     elif op == A_SEQ:
         base, rest = top_of(mem), node
         while get(mem, rest, N_OP) == A_SEQ and get(mem, rest, N_NEED) == 0 and reg(mem, H_STATUS) == 0:
@@ -305,6 +309,8 @@ def need(mem, node):
         result = min(lo * need(mem, get(mem, node, N_A)), INFINITE) if lo else 0
     elif op == A_AND or op == A_NOT:
         result = _search_need(mem, node)
+    elif op == A_CLOSED:
+        result = need(mem, get(mem, node, N_A))
     elif op == A_CALL:
         return pool(mem, get(mem, node, N_A) + 2)
     elif op == A_TRIE:
@@ -318,84 +324,3 @@ def need(mem, node):
     if reg(mem, H_STATUS) == 0:
         put(mem, node, N_NEED, result + 1)
     return result
-
-
-@inner
-def witness(mem, voc, node, out):
-    """Symbols of a shortest completion into `out`; returns their number, or -1 if none of at most len(out) is found."""
-    length = 0
-    while not nullable(mem, node):
-        left = need(mem, node)
-        if length >= out.shape[0] or left >= INFINITE or reg(mem, H_STATUS):
-            return -1
-        base = top_of(mem)
-        for _ in range(8):
-            push(mem, 0)
-        first_bytes(mem, node, base)
-        best, best_need, best_node = -1, INFINITE, EMPTY
-        for symbol in range(256 + reg(voc, V_SPECIAL_COUNT)):
-            if symbol < 256:
-                if (scratch(mem, base + (symbol >> 5)) >> (symbol & 31)) & 1 == 0:
-                    continue
-            elif voc_at(voc, V_SPECIALS, symbol - 256) < 0:
-                continue
-            following = step(mem, node, symbol)
-            if following == EMPTY:
-                continue
-            n = need(mem, following)
-            if n < best_need:
-                best, best_need, best_node = symbol, n, following
-            if n < left:
-                break
-        mem[H_SCRATCH_TOP] = base
-        if best < 0:
-            return -1
-        out[length] = best
-        length += 1
-        node = best_node
-    return length
-
-
-@inner
-def fewest_tokens(voc, symbols, length):
-    """Least number of tokens that spell symbols[:length]; INFINITE if none do."""
-    best = np.full(length + 1, INFINITE, np.int64)
-    best[length] = 0
-    for i in range(length - 1, -1, -1):
-        if symbols[i] >= 256:
-            best[i] = 1 + best[i + 1]
-            continue
-        node = -1
-        for k in range(i, length):
-            if symbols[k] >= 256:
-                break
-            node = child_of(voc, node, np.int64(symbols[k]))
-            if node < 0:
-                break
-            if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1):
-                best[i] = min(best[i], 1 + best[k + 1])
-    return min(best[0], INFINITE)
-
-
-@kernel
-def tokens_needed(mem, voc, node):
-    """Tokens that the witness of `node` takes; INFINITE if it has none or no tokens spell it."""
-    if nullable(mem, node):
-        return 0
-    known = get(mem, node, N_TOKENS)
-    if known:
-        return known - 1
-    symbols = np.empty(min(need(mem, node) * 2 + 64, MAX_WITNESS), np.int32)
-    length = witness(mem, voc, node, symbols)
-    result = fewest_tokens(voc, symbols, length) if length >= 0 else INFINITE
-    if reg(mem, H_STATUS) == 0:
-        put(mem, node, N_TOKENS, result + 1)
-    return result
-
-
-@kernel
-def fits(mem, voc, node, budget):
-    """Can `node` be completed within `budget` tokens?"""
-    if reg(voc, V_COMPLETE) and need(mem, node) <= budget:
-        return True
-    return tokens_needed(mem, voc, node) <= budget

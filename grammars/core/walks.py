@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentkit.grammars.core.derive import first_bytes, step
+from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
     EMPTY,
     FULL_SCRATCH,
@@ -22,10 +22,12 @@ from agentkit.grammars.core.layout import (
     V_FIRST,
     V_IDS,
     V_MAX_DEPTH,
+    V_PARENT,
     V_ROOT,
     V_SKIP,
 )
 from agentkit.grammars.core.nodes import flags_of, push, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.step import step
 from agentkit.grammars.jit import inner
 
 
@@ -87,18 +89,35 @@ def add_job(jobs, node, state):
 
 
 @inner
+def path_states(mem, voc, node, state):
+    """Room for the states on a path below trie node `node`, on the scratch stack: where that of depth 0 would be; -1 on status.
+
+    `state` is put down as the one after `node`. The caller takes the room off the stack again.
+    """
+    base, depth = top_of(mem), voc_at(voc, V_DEPTH, node) + 1
+    if base + reg(voc, V_MAX_DEPTH) + 2 >= reg(mem, H_SCRATCH_CAP):
+        mem[H_STATUS] = FULL_SCRATCH
+        return -1
+    mem[H_SCRATCH_TOP] = base + reg(voc, V_MAX_DEPTH) + 2
+    mem[reg(mem, H_SCRATCH) + base] = state
+    return reg(mem, H_SCRATCH) + base - depth
+
+
+@inner
+def push_path(mem, voc, node, top):
+    """Push the bytes from trie node `node` up to below `top` (-1: the root), the last one first."""
+    while node != top:
+        push(mem, voc_at(voc, V_BYTE, node))
+        node = voc_at(voc, V_PARENT, node)
+
+
+@inner
 def walk(mem, voc, row, node, state, jobs):
     """Add to `row` every token strictly below trie node `node` that `state` can read."""
     at_byte, at_depth, at_skip = reg(voc, V_BYTE), reg(voc, V_DEPTH), reg(voc, V_SKIP)
-    i, end, depth = node + 1, reg(voc, at_skip + node), reg(voc, at_depth + node) + 1
-    base = top_of(mem)
-    if base + reg(voc, V_MAX_DEPTH) + 2 >= reg(mem, H_SCRATCH_CAP):
-        mem[H_STATUS] = FULL_SCRATCH
-        return
-    mem[H_SCRATCH_TOP] = base + reg(voc, V_MAX_DEPTH) + 2
-    states = reg(mem, H_SCRATCH) + base - depth
-    mem[states + depth] = state
-    while i < end:
+    i, end, base = node + 1, reg(voc, at_skip + node), top_of(mem)
+    states = path_states(mem, voc, node, state)
+    while i < end and states >= 0:
         d = reg(voc, at_depth + i)
         following = step(mem, reg(mem, states + d), reg(voc, at_byte + i))
         if following == EMPTY:

@@ -2,10 +2,11 @@
 
 Input: the text of a grammar, loaded by lark itself; output: a node of a Builder. Knows nothing of tokens or masks.
 
-The dynamic lexer tries, at each place, every terminal that the rules expect there; each takes what `re.match` takes. So
-rules carry *contexts*: the demands that terminals before have left on what follows (lexemes.py). A rule is split by the
-context in which it begins and the one in which it ends; contexts that make no difference are one, and where no terminal makes
-demands there is only one. What `%ignore` names may stand before any terminal and at the end.
+The dynamic lexer tries, at each place, every terminal that the rules expect there; each takes what `re.match` takes. So a
+terminal leaves demands on what follows (lexemes.py), and what `%ignore` names may stand before any terminal and at the end. Where
+an ignored character settles every demand, terminals look ahead and rules are taken as they are (lookahead.py). Elsewhere rules
+carry *contexts*: the demands that are open. A rule is split by the context in which it begins and the one in which it ends;
+contexts that make no difference are one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agentkit.grammars.frontends.chars import LAST, CharSet, utf8_class
 from agentkit.grammars.frontends.components import components
 from agentkit.grammars.frontends.left_recursion import solve_linear
 from agentkit.grammars.frontends.lexemes import BROKEN, FREE, Lexemes, State
+from agentkit.grammars.frontends.lookahead import Lookahead
 
 Context = frozenset[int]
 """Demands on what follows, by number."""
@@ -56,8 +58,20 @@ def compile_lark(builder: Builder, text: str, start: str = "start", given: Mappi
     if declared is not None:
         raise UnsupportedSchema(f"terminal {declared}", "%ignore", "what is ignored needs a pattern; a declared terminal has none")
     cfg = Cfg(builder)
-    _Rules(cfg, expansions, Terminals(cfg, patterns, ignored, embedded)).define(start)
+    terminals = Terminals(cfg, patterns, ignored, embedded)
+    looking = Lookahead(terminals, dict.fromkeys(name for rules in expansions.values() for rule in rules for is_term, name in rule if is_term))
+    if looking.possible:
+        _define_whole(cfg, expansions, looking, start)
+        return builder.closed(cfg.compile("the text"))
+    _Rules(cfg, expansions, terminals).define(start)
     return cfg.compile("the text")
+
+
+def _define_whole(cfg: Cfg, expansions: dict[str, list[list[tuple[bool, str]]]], looking: Lookahead, start: str) -> None:
+    """Defines the rules as they are, and the rule "the text"."""
+    for name, rules in expansions.items():
+        cfg.define(name, cfg.alt(*(cfg.seq(*(looking.token(part) if is_term else cfg.call(part) for is_term, part in rule)) for rule in rules)))
+    cfg.define("the text", cfg.seq(looking.gap, cfg.call(start)))
 
 
 def _load(text: str, start: str) -> Any:
@@ -140,6 +154,25 @@ class Terminals:
                 out[left] = cfg.alt(out.get(left, cfg.EMPTY), cfg.seq(cfg.alt(*gaps), text))
             self._tokens[key] = out
         return self._tokens[key]
+
+    def token_alone(self, name: str) -> dict[Context, Expr]:
+        """The terminal after no demand: expressions by the context it leaves, of one demand at most."""
+        return self.given(NOTHING, self.embedded[name]) if name in self.embedded else self.bare(NOTHING, self.number[name])
+
+    def regular(self, expr: Expr) -> Node:
+        """A terminal's expression as a node of the Builder."""
+        self.cfg.define(("terminal alone", expr), expr)
+        return self.cfg.compile(("terminal alone", expr))
+
+    def start(self, name: str) -> State | CharSet:
+        """The state in which a terminal begins; of an embedded grammar the characters that may begin it."""
+        return self.embedded[name].first if name in self.embedded else self.lexemes.start[self.number[name]]
+
+    def first_classes(self, name: str) -> list[int]:
+        """Classes of characters with which a terminal may begin."""
+        if name in self.embedded:
+            return [k for k, chars in enumerate(self.lexemes.classes) if chars & self.embedded[name].first]
+        return [k for k, state in enumerate(self.lexemes.step(self.lexemes.start[self.number[name]])) if state is not None]
 
     def end(self, context: Context) -> Expr:
         """Ignored texts up to the end of the whole."""
