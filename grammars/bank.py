@@ -79,6 +79,7 @@ class Bank:
     def _sweep(self, mem: np.ndarray, used: int, most: int) -> None:
         nodes = _nodes(mem)
         begun = np.array([mem[at] for at in _row_places(mem)], np.int64)
+        self.sweeps += 1
         if len(begun) > most // 2:
             self.evicted += used
             self.forget(mem)
@@ -88,7 +89,6 @@ class Bank:
         rows = np.concatenate([begun, nodes[states, layout.N_MASK].astype(np.int64) - 1])
         rows, first = np.unique(rows[rows >= 0], return_index=True)
         kept = np.sort(rows[np.argsort(first)][: 3 * most // 4])
-        self.sweeps += 1
         self.evicted += used - len(kept)
         self._keep(mem, kept, most)
         self._age(nodes)

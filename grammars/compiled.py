@@ -124,7 +124,7 @@ _LENGTH = struct.Struct("<I")
 
 def _packed(program: Program, report: Report | None) -> bytes:
     """Length of the head, the head as JSON, then the integers and bytes of the program."""
-    entries = None if report is None else [[e.pointer, e.keyword, e.status, e.note] for e in report]
+    entries = None if report is None else list(report)
     arrays = [part.astype("<i4").tobytes() for part in (program.code, program.starts, program.rules)]
     fields = {"sizes": [*map(len, arrays), len(program.blob)], "root": int(program.root), "specials": list(program.specials)}
     head = json.dumps({**fields, "digest": program.digest.hex(), "report": entries}).encode()

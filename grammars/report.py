@@ -8,14 +8,12 @@ of how keywords are enforced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 Status = Literal["enforced", "irrelevant"]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One keyword at one place.
 
     pointer: JSON pointer of the keyword itself, such as "#/properties/a/minimum".
@@ -87,7 +85,7 @@ class Report:
                     status, note = self._judge(place, keyword, pointer)
                     self._entries[pointer] = Entry(pointer, keyword, status, note)
             for prefix, part in self._parts:
-                self._entries.update((prefix + pointer, replace(entry, pointer=prefix + pointer)) for pointer, entry in part._table().items())
+                self._entries.update((prefix + pointer, Entry(prefix + pointer, *entry[1:])) for pointer, entry in part._table().items())
         return self._entries
 
     def _judge(self, place: str, keyword: str, pointer: str) -> tuple[Status, str]:
