@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from agentkit.errors import GrammarViolation, UnsatisfiableSchema
+from agentkit.errors import BudgetTooSmall, GrammarViolation, UnsatisfiableSchema
 from agentkit.grammars import Grammar, Matcher, Vocabulary
 from agentkit.grammars.expr import Builder, Program
 from tests.grammars.random_programs import random_program, random_text
@@ -110,3 +110,13 @@ def test_a_budget_below_the_shortest_completion_allows_nothing() -> None:
     assert matcher.completion_tokens() == 2
     assert not matcher.guarded_mask(1).any()
     assert matcher.guarded_mask(2).any()
+
+
+def test_a_budget_far_below_a_long_shortest_completion() -> None:
+    """Texts too long to be spelled are counted by their bytes: a budget too small, not a text without tokens."""
+    b = Builder()
+    for count, most in ((70_000, 35_000), (300_000, 300_000)):  # a shortest text is a run of "a"; "aa" is a token
+        matcher = Grammar(b.program(b.repeat(b.byte_class(b"abc"), count, count))).matcher(VOCABULARY)
+        with pytest.raises(BudgetTooSmall) as caught:
+            matcher.check_budget(10)
+        assert caught.value.needed == most

@@ -47,6 +47,7 @@ GRAMMARS = {
     "deep": Grammar.from_json_schema({"type": "array", "items": {"$ref": "#"}}),
     "nested": Grammar.from_lark('start: "[" (start ("," start)*)? "]" | /[0-9]{1,3}/'),
     "brackets": Grammar.from_lark('start: "(" start* ")" | /[a-c]+/'),
+    "looking": Grammar.from_lark('start: A ("," A | "(" start ")")*\nA: /[a-c]+/\n%ignore " "\n'),
     "ambiguous": Grammar.from_regex("[a-z]*abc|a{2,9}b?"),
 }
 
