@@ -6,7 +6,9 @@ Inputs: the batch's tables, the layers' keys and values, a kernel set, and the p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -23,15 +25,17 @@ __all__ = ["PagedAttention"]
 class PagedAttention:
     """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is for torch's attention alone.
 
-    prefix: beginnings that the batch's requests share; None: nothing is known of any.
+    prefix: beginnings that the batch's requests share; None: nothing is known of any.   parts: the batch in pieces that follow one another and
+    are attended to one by one (see Batch.divided); (): as a whole.
     """
 
-    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, prefix: Prefix | None = None) -> None:
+    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, prefix: Prefix | None = None, parts: Sequence[Batch] = ()) -> None:
         self._batch = batch
         self._layers = layers
         self._kernels = kernels
         self._reach = reach
         self._prefix = prefix
+        self._parts = tuple(parts) or (batch,)
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -61,14 +65,24 @@ class PagedAttention:
             window = limit if window is None else min(window, limit)
         if window is None and self._prefix is not None:
             return self._kernels.attend_shared(q, cache, self._batch, self._prefix, scale=scale, softcap=softcap, sinks=sinks)
-        if not self._reach.sinks:
-            return self._kernels.attend(q, cache, self._batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
-        assert window is not None
-        turned = self._turned_back(layer, mixed(q) if cache.is_mixed else q)  # mixing twice undoes it
-        back = mixed(turned) if cache.is_mixed else turned
-        return self._kernels.attend_streaming(
-            q, back, cache, self._batch, scale=scale, window=window, sink_keys=self._reach.sinks, softcap=softcap, sinks=sinks
-        )
+        found, at = [], 0
+        back = self._as_sinks_see_it(layer, q) if self._reach.sinks else q
+        for part in self._parts:
+            own = slice(at, at + part.shape.tokens)
+            at += part.shape.tokens
+            if not self._reach.sinks:
+                found.append(self._kernels.attend(q[own], cache, part, scale=scale, window=window, softcap=softcap, sinks=sinks))
+                continue
+            assert window is not None
+            more: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+            found.append(self._kernels.attend_streaming(q[own], back[own], cache, part, sink_keys=self._reach.sinks, **more))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _as_sinks_see_it(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Queries turned back, mixed or not as they came."""
+        is_mixed = self._layers[layer].is_mixed
+        turned = self._turned_back(layer, mixed(q) if is_mixed else q)  # mixing twice undoes it
+        return mixed(turned) if is_mixed else turned
 
     def _turned_back(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [T, H, D] as if the positions between the sinks and each token's window were not there."""

@@ -67,10 +67,12 @@ class DeviceRunner:
         self._on_device()
         wanted = [_wanted(span) for span in spans]
         batch_spans = [_for_device(span, rows) for span, rows in zip(spans, wanted, strict=True)]
-        order, prefix = arranged(batch_spans, self._pool.data.device)
-        batch = Batch.of([batch_spans[number] for number in order], self._pool.data.device)
+        arrangement = arranged(batch_spans, self._pool.data.device)
+        order, ordered = arrangement.order, [batch_spans[number] for number in arrangement.order]
+        batch = Batch.of(ordered, self._pool.data.device)
+        parts = batch.divided(ordered, arrangement.few) if arrangement.few else ()
         with torch.inference_mode():
-            logits, states = self._forward(batch, prefix)
+            logits, states = self._forward(batch, arrangement.prefix, parts)
         host = logits.cpu().numpy()  # here the host waits for the device
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
@@ -88,12 +90,12 @@ class DeviceRunner:
         """Logits [R, V] in float32, on the device."""
         return self._forward(batch, prefix)[0]
 
-    def _forward(self, batch: Batch, prefix: Prefix | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, batch: Batch, prefix: Prefix | None, parts: Sequence[Batch] = ()) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""
         if self.decoder is not None:
-            states = self.decoder.states(batch, prefix)
+            states = self.decoder.states(batch, prefix, parts)
             return self.decoder.logits(states), states
-        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, prefix)
+        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, prefix, parts)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 

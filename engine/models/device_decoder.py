@@ -6,6 +6,8 @@ the host, so that it can be captured in a graph. Knows nothing of requests, sche
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -39,14 +41,14 @@ class DeviceDecoder:
         """Logits [R, V] in float32 of the batch's rows. Keys and values of its tokens are in their slots afterwards."""
         return self.logits(self.states(batch))
 
-    def states(self, batch: Batch, prefix: Prefix | None = None) -> torch.Tensor:
-        """[R, E]: what the output layer reads at the batch's rows.   prefix: beginnings that its requests share, as far as known."""
+    def states(self, batch: Batch, prefix: Prefix | None = None, parts: Sequence[Batch] = ()) -> torch.Tensor:
+        """[R, E]: what the output layer reads at the batch's rows.   prefix, parts: see PagedAttention."""
         config, decoder = self.config, self._decoder
         residual = F.embedding(batch.token_ids, decoder.embedding)  # [T, E]
         if config.embed_scale != 1.0:
             residual = residual * float(torch.tensor(config.embed_scale).to(decoder.dtype))
         tables = [_tables(f, rope.attention_factor, batch.positions) for f, rope in zip(self._frequencies, config.ropes, strict=True)]
-        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, prefix)
+        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, prefix, parts)
         x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
         for index, layer in enumerate(decoder.layers):
             x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch.slots, attention)

@@ -101,7 +101,10 @@ def _over(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["requests", "splits", "window", "sink_keys", "page_request", "lse_token", "lse_head", "out_split"])
+@triton.jit(
+    do_not_specialize=["requests", "splits", "window", "sink_keys", "page_request", "lse_token", "lse_head", "out_split"],
+    do_not_specialize_on_alignment=["query_starts", "lengths", "first_keys", "pages", "positions", "tree_starts", "paths"],
+)
 def _attend(
     queries, out, lse, keys, values, key_scales, value_scales, sinks, query_starts, lengths, first_keys, pages, positions, tree_starts, paths,
     requests, splits, window, sink_keys, scale, cap, q_token, q_head, out_token, out_head, out_split, lse_token, lse_head,

@@ -9,7 +9,7 @@ Knows nothing of models, weights or how keys and values are held.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,19 @@ class Batch:
         host, device = torch.from_numpy(_pack(shape, spans)), torch.device(device)
         block = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
         return cls(shape, block, **_views(shape, block))
+
+    def divided(self, spans: Sequence[BatchSpan], count: int) -> tuple[Batch, Batch]:
+        """The first `count` requests and the others, as batches over the same memory. spans: what it was made of, without padding."""
+        at = sum(len(span.tokens) for span in spans[:count])
+        tokens, requests = ("token_ids", "positions", "slots", "paths"), ("lengths", "pages", "tree_starts")
+        halves = []
+        for own, part, starts in (
+            (slice(at), slice(count), self.query_starts[: count + 1]),
+            (slice(at, None), slice(count, None), self.query_starts[count:] - at),
+        ):
+            views = {name: getattr(self, name)[own] for name in tokens} | {name: getattr(self, name)[part] for name in requests}
+            halves.append(replace(self, shape=BatchShape.of(spans[part]), query_starts=starts, **views))
+        return halves[0], halves[1]
 
     def load(self, spans: Sequence[BatchSpan]) -> None:
         """Overwrites the batch with `spans` and padding, in one copy that the host does not wait for. Raises ValueError if they do not fit."""

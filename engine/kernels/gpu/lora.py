@@ -37,7 +37,7 @@ def _tile(tile, query_starts, requests, adapters, BLOCK_M: tl.constexpr, ONE_TIL
     return adapter.to(tl.int64), (first + token).to(tl.int64), token < count
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["requests"], do_not_specialize_on_alignment=["query_starts", "adapters"])
 def _shrink(
     x, down, h, query_starts, adapters, requests, part_columns, x_row, down_adapter, down_row, h_part, h_row, COLUMNS, R,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, ONE_TILE: tl.constexpr, PRECISION: tl.constexpr,
@@ -59,7 +59,7 @@ def _shrink(
     tl.store(h + part * h_part + rows[:, None] * h_row + rank[None, :], acc, mask=real[:, None] & (rank < R)[None, :])
 
 
-@triton.jit(do_not_specialize=["requests", "parts"])
+@triton.jit(do_not_specialize=["requests", "parts"], do_not_specialize_on_alignment=["query_starts", "adapters"])
 def _expand(
     h, up, scales, out, query_starts, adapters, requests, parts, h_part, h_row, up_adapter, up_row, out_row, COLUMNS, R,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, ONE_TILE: tl.constexpr, PRECISION: tl.constexpr,

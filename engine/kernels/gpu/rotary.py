@@ -21,7 +21,7 @@ from agentkit.engine.kv_format import mixed
 __all__ = ["rotate_and_write"]
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["slots"])
 def _rotate_and_write(
     qkv, cos, sin, weight, mixer, slots, q, keys, values, key_scales, value_scales, T, eps, qkv_token, qkv_head, kv_head, kv_slot, scale_head, scale_slot,
     H: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,

@@ -1,13 +1,15 @@
-"""Which requests of a batch begin with the same pages, so that those can be attended to once for all of them.
+"""In which order the requests of a step lie in the batch, so that attention can treat alike what is alike.
 
-Inputs: the spans of a step. Groups are by the first page: agents' requests differ behind a system prompt that all of them share. Requests
-of a group must lie side by side in the batch, so an order comes with the groups. Knows nothing of tensors' contents or kernels.
+Inputs: the spans of a step. Requests that begin with the same pages attend to those once for all; groups are by the first page, since
+agents' requests differ behind a system prompt that all of them share. Else requests of few tokens come first: they want small tiles and
+their keys split, long prompts want neither. Knows nothing of tensors' contents or kernels.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,14 +17,27 @@ from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["LEAST_PAGES", "arranged", "common_pages"]
+__all__ = ["LEAST_PAGES", "Arrangement", "arranged", "common_pages"]
 
+FEW_TOKENS = 16
 LEAST_PAGES = 16
 """Shared pages below which a merge of two parts costs more than reading them for each request."""
 
 
-def arranged(spans: Sequence[BatchSpan], device: torch.device) -> tuple[list[int], Prefix | None]:
-    """The order [B] in which the spans should lie in the batch, and what they then share; None where nothing is worth it."""
+@dataclass(frozen=True)
+class Arrangement:
+    """order [B]: of the spans in the batch.   prefix: what they then share; None: nothing that is worth it.
+
+    few: so many requests at the beginning have few tokens, the others many; 0: they are not to be told apart.
+    """
+
+    order: list[int]
+    prefix: Prefix | None = None
+    few: int = 0
+
+
+def arranged(spans: Sequence[BatchSpan], device: torch.device) -> Arrangement:
+    """The tensors of `prefix` are on `device`."""
     by_page: dict[int, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):
         if span.offset >= LEAST_PAGES * PAGE:
@@ -33,11 +48,19 @@ def arranged(spans: Sequence[BatchSpan], device: torch.device) -> tuple[list[int
         if len(numbers) > 1 and len(pages) >= LEAST_PAGES:
             groups.append((numbers, pages))
     if not groups:
-        return list(range(len(spans))), None
+        return _by_size(spans)
     grouped = {number for numbers, _ in groups for number in numbers}
     alone = [number for number in range(len(spans)) if number not in grouped]
     order = [number for numbers, _ in groups for number in numbers] + alone
-    return order, _prefix([([spans[number] for number in numbers], pages) for numbers, pages in (*groups, (alone, []))], device)
+    return Arrangement(order, _prefix([([spans[number] for number in numbers], pages) for numbers, pages in (*groups, (alone, []))], device))
+
+
+def _by_size(spans: Sequence[BatchSpan]) -> Arrangement:
+    few = [number for number, span in enumerate(spans) if len(span.tokens) <= FEW_TOKENS]
+    if len(few) in (0, len(spans)):
+        return Arrangement(list(range(len(spans))))
+    rest = [number for number, span in enumerate(spans) if len(span.tokens) > FEW_TOKENS]
+    return Arrangement(few + rest, few=len(few))
 
 
 def common_pages(spans: Sequence[BatchSpan]) -> Sequence[int]:

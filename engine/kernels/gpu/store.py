@@ -36,7 +36,7 @@ def put(rows, spot, valid, stored, scales, scale_spot, kept, LARGEST: tl.constex
     tl.store(stored + spot, rows.to(stored.dtype.element_ty), mask=valid)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["slots"])
 def _write(
     k, v, slots, keys, values, key_scales, value_scales, T, k_token, k_head, v_token, v_head, kv_head, kv_slot, scale_head, scale_slot,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr,

@@ -119,6 +119,17 @@ def rules() -> None:
                 attention.attend_streaming(q, q, layer, batch, scale=1.0, window=512, sink_keys=4)
 
 
+def shapes() -> None:
+    """Steps of many sizes: their integers lie wherever the block has them, which must not ask for another kernel each time."""
+    attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    layer = KVLayer.empty(1, 64 * PAGE, 64, torch.bfloat16)
+    for count in range(1, 8):
+        for requests in (1, 2, 3, 5):
+            batch = Batch.of([BatchSpan(list(range(64)), 1000 + count, [1] * count)] * requests, "cpu")
+            qkv, angles = torch.zeros(batch.shape.tokens, 6, 64, dtype=torch.bfloat16), torch.zeros(batch.shape.tokens, 32)
+            attention.attend(triton_set.rotate_and_write(qkv, angles, angles, layer, batch.slots), layer, batch, scale=1.0)
+
+
 def beside() -> None:
     """Adapters, and attention over a shared beginning."""
     attention.processors_of = lora.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]

@@ -13,7 +13,8 @@ import torch
 
 from agentkit.engine import Engine, engine
 from agentkit.engine.device_runner import WARM, DeviceRunner
-from agentkit.engine.kernels.gpu import choose
+from agentkit.engine.kernels.gpu import choose, sharing
+from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import load_model
@@ -90,6 +91,20 @@ def test_keys_and_values_of_other_types(dtype: torch.dtype, kernels: str) -> Non
     for a, b, c in zip(got, want, exact, strict=True):
         np.testing.assert_allclose(a, b, atol=0.02 if dtype == torch.int8 else 2e-3)
         np.testing.assert_allclose(a, c, atol=0.4 if dtype == torch.uint8 else 0.1)
+
+
+@SETS
+def test_long_prompts_beside_decoding_are_attended_to_apart(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "FEW_TOKENS", 4)  # so that some_steps has both
+    divided: list[int] = []
+    plain = Batch.divided
+    monkeypatch.setattr(Batch, "divided", lambda self, spans, count: divided.append(count) or plain(self, spans, count))  # type: ignore[func-returns-value]
+    model = decoder(layers=1, heads=2, kv=1)
+    want, _ = some_steps(model, TorchRunner(model, pool := pool_for(model)), pool)
+    got, _ = some_steps(model, DeviceRunner(model, pool := pool_for(model), kernels), pool)
+    assert divided == [1, 2, 1]
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
 
 
 @SETS

@@ -16,9 +16,8 @@ SHARED = 227 << 10  # bytes that a block may have
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("body", ["forwards", "eight_bits", "rules", "beside", "decoding"])
-def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
+def kernels_of(body: str) -> dict[str, dict[str, int]]:
+    """What hopper.py says of the kernels that a function of it launches."""
     triton = pytest.importorskip("triton")
     if not (Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "ptxas").exists():
         pytest.skip("this build of Triton has no assembler for NVIDIA's GPUs")
@@ -27,6 +26,19 @@ def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     kernels: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return kernels
+
+
+@pytest.mark.slow
+def test_steps_of_other_sizes_need_no_other_kernels() -> None:
+    names = [name.rpartition("-")[0] for name in kernels_of("shapes")]
+    assert sorted(names) == ["_attend", "_attend", "_merge", "_rotate_and_write"]  # two tiles: for few tokens and for more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["forwards", "eight_bits", "rules", "beside", "decoding"])
+def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
+    kernels = kernels_of(body)
     for name, usage in kernels.items():
         assert usage["spilled"] <= SPILLED.get(body, 16), f"{name} needs more registers than there are: {usage}"
         assert usage["shared"] <= SHARED, f"{name}: {usage}"

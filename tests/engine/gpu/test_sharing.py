@@ -11,8 +11,8 @@ import torch
 from agentkit.engine.device_attention import PagedAttention
 from agentkit.engine.device_runner import DeviceRunner
 from agentkit.engine.kernels.gpu import sharing
-from agentkit.engine.kernels.gpu.batch import BatchSpan
-from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, arranged
+from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, Arrangement, arranged
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.runner import Logits, Runner, Span, TorchRunner
@@ -35,8 +35,10 @@ def test_groups_are_found_and_lie_side_by_side() -> None:
         span([*other, 96], enough, 3),
         span([*common, 97], enough + 64),
     ]
-    order, prefix = arranged(spans, CPU)
-    assert order == [0, 2, 5, 1, 4, 3]
+    arrangement = arranged(spans, CPU)
+    assert arrangement.order == [0, 2, 5, 1, 4, 3]
+    assert arrangement.few == 0
+    prefix = arrangement.prefix
     assert prefix is not None
     assert prefix.query_starts.tolist() == [0, 4, 8, 15]
     assert prefix.lengths.tolist() == [enough + PAGE, enough, 0]
@@ -57,7 +59,20 @@ def test_what_is_not_worth_it_stays_as_it_is(case: str) -> None:
         spans[1] = span([*common[:-1], 70, 91], enough)
     if case == "not yet computed":
         spans[1] = span(common, enough - 1)
-    assert arranged(spans, CPU) == (list(range(len(spans))), None)
+    assert arranged(spans, CPU) == Arrangement(list(range(len(spans))))
+
+
+def test_requests_of_few_tokens_come_before_long_prompts() -> None:
+    spans = [span([0, 1], 0, 40), span([2], 3, 1), span([3, 4], 2, 50), span([5], 4, 16)]
+    assert arranged(spans, CPU) == Arrangement([1, 3, 0, 2], few=2)
+    ordered = [spans[number] for number in (1, 3, 0, 2)]
+    few, many = Batch.of(ordered, CPU).divided(ordered, 2)
+    assert (few.shape.tokens, few.shape.queries, many.shape.tokens, many.shape.requests) == (17, 16, 90, 2)
+    for part, own in ((few, ordered[:2]), (many, ordered[2:])):
+        alone = Batch.of(own, CPU)
+        for name in ("token_ids", "positions", "slots", "paths", "query_starts", "lengths", "tree_starts"):
+            assert torch.equal(getattr(part, name), getattr(alone, name)), name
+        assert torch.equal(part.pages[:, : alone.pages.shape[1]], alone.pages)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
