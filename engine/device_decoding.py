@@ -178,7 +178,7 @@ class DeviceDecoding:
                 if not self._take(step, seats, step.read(), burst) or not undisturbed():
                     break
             else:
-                self._look_ahead(seats)
+                self._look_ahead(step, seats)
         while flying:
             flying -= 1
             self._take(step, seats, step.read(), burst)
@@ -269,7 +269,7 @@ class DeviceDecoding:
                 seat.takes_part = False
                 self._declined[request] = len(request.tokens)
             goes_on = goes_on and (seat.takes_part or request.state is State.FINISHED)
-        self._look_ahead(seats)
+        self._look_ahead(step, seats)
         return goes_on and not (self._pushdown is not None and self._pushdown.is_full)
 
     @staticmethod
@@ -309,7 +309,7 @@ class DeviceDecoding:
                 burst.misses += status == FINE
                 self._load(step, number, seats)
 
-    def _look_ahead(self, seats: list[Seat | None]) -> None:
+    def _look_ahead(self, step: DeviceStep, seats: list[Seat | None]) -> None:
         """Expands grammars while the device computes."""
         if self._ahead is None:
             return
@@ -317,7 +317,9 @@ class DeviceDecoding:
             if seat is not None and seat.takes_part and seat.place is not None and isinstance(seat.request.matcher, Matcher):
                 matcher = seat.request.matcher
                 self._ahead.look_ahead(seat.place, matcher.arena, matcher.state, self._reach)
-        self._ahead.pushdown.expand_some(self._expanded)
+        for _ in range(self._expanded):
+            if step.is_idle or not self._ahead.pushdown.expand_some(1):
+                break
 
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:

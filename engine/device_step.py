@@ -238,6 +238,12 @@ class DeviceStep:
         tokens, status, logprobs = host.numpy()
         return Result(launch, tokens.astype(np.int64), status.astype(np.int32), logprobs)
 
+    @property
+    def is_idle(self) -> bool:
+        """Is a GPU done with all launches? On the CPU a launch is over when it returns, and nothing waits."""
+        last = self._flying[-1][2] if self._flying else None
+        return last is not None and bool(last.query())  # type: ignore[no-untyped-call]
+
     def forget(self) -> None:
         """Nobody will read the results of the launches so far."""
         self._flying.clear()

@@ -22,6 +22,8 @@ FEW = 8
 """Tokens that may come next, at most, for all of them to be followed."""
 FOLLOWED = 4
 """Tokens per state that are remembered as having come there."""
+ALONG = 12
+"""Symbols that a run of text is followed for: about two tokens."""
 REMEMBERED = 1 << 16
 """States and steps ahead that are remembered."""
 
@@ -47,9 +49,23 @@ class Ahead:
         if self._generation != self.pushdown.generation:
             self._generation = self.pushdown.generation
             self._reached.clear()
+        self._look_along(place, arena, node)
         here = {(place, node)}
         for _ in range(tokens):
             here = {reached for at, state in here for token in self._likely(arena, state) if (reached := self._reach(at, arena, state, token)) is not None}
+
+    def _look_along(self, place: Place, arena: Arena, node: int) -> None:
+        """Where most symbols lead on, and on from there: through the counters of a string of bounded length, or of a number."""
+        pushdown, seen = self.pushdown, set[Place]()
+        with contextlib.suppress(GrammarError):
+            for _ in range(ALONG):
+                symbol = pushdown.usual_symbol(place.head)
+                after = arena.advance_bytes(node, bytes([symbol])) if symbol is not None and place not in seen else 0
+                following = pushdown.follow(place, (symbol,)) if after and symbol is not None else None
+                if following is None or pushdown.know(following, arena, after) == MISS:
+                    return
+                seen.add(place)
+                place, node = following, after
 
     def _reach(self, place: Place, arena: Arena, node: int, token: int) -> tuple[Place, int] | None:
         """Where a token leads, place and state, the way there and the mask made ready; None if the device could not go there."""

@@ -33,6 +33,8 @@ __all__ = ["DEAD", "MISS", "OVER", "SYMBOLS", "Changes", "Place", "Pushdown", "k
 DEAD, MISS = -1, -2
 OVER = 0
 """The head of which nothing is left to read."""
+USUAL = 8
+"""Bytes that lead to the same head, at least, for it to be where texts usually go on."""
 SPECIALS = 32
 SYMBOLS = 256 + SPECIALS
 """Columns of a row; special tokens beyond so many are misses."""
@@ -107,6 +109,11 @@ class Pushdown:
         self._known = 0
         self._todo: deque[int] = deque()
 
+    @property
+    def size(self) -> int:
+        """Heads and frames so far."""
+        return len(self._heads)
+
     # -- heads --------------------------------------------------------------------------------------------------
 
     def number(self, arena: Arena, choice: Choice) -> int:
@@ -133,12 +140,11 @@ class Pushdown:
         """
         if head not in self._expanded:
             self._expanded.add(head)
-            arena, choice = self._entry(head)
-            if any(arena.is_in_undeclared_key(item) for text in choice for item in text[:1]):
+            if any(map(self._entry(head)[0].is_in_undeclared_key, self._beginnings(head)[0])):
                 self._partial.add(head)
-                return
-            with contextlib.suppress(GrammarError):
-                self._write(head)
+            else:
+                with contextlib.suppress(GrammarError):
+                    self._write(head)
 
     def _entry(self, head: int) -> tuple[Arena, Choice]:
         entry = self._heads[head]
@@ -149,9 +155,14 @@ class Pushdown:
         """A head's row: for each symbol, what is left of its texts."""
         (arena, _), row = self._entry(head), self.moves[head]
         items, rests = self._beginnings(head)
-        columns, which = np.unique(np.stack([self._after(arena, item) for item in items]), axis=1, return_inverse=True)
-        for k, column in enumerate(columns.T.tolist()):
-            row[which.reshape(-1) == k] = self._move(head, arena, [(node, rest) for node, rest in zip(column, rests, strict=True) if node])
+        afters = np.stack([self._after(arena, item) for item in items], axis=1)
+        row[:] = DEAD, -1
+        same: dict[bytes, list[int]] = {}
+        for symbol in np.flatnonzero(afters.any(1)).tolist():
+            same.setdefault(afters[symbol].tobytes(), []).append(symbol)
+        for symbols in same.values():
+            nodes = afters[symbols[0]].tolist()
+            row[symbols] = self._move(head, arena, [(node, rest) for node, rest in zip(nodes, rests, strict=True) if node])
         self.changes.heads.add(head)
 
     def _write_one(self, head: int, symbol: int) -> None:
@@ -160,8 +171,7 @@ class Pushdown:
         pairs = []
         for item, rest in zip(*self._beginnings(head), strict=True):
             node = arena.advance_bytes(item, bytes([symbol])) if symbol < 256 else arena.advance_token(item, self.vocabulary.symbol_tokens[symbol - 256])
-            if node:
-                pairs.append((node, rest))
+            pairs += [(node, rest)] if node else []
         self.moves[head, symbol] = self._move(head, arena, pairs)
         self.changes.heads.add(head)
 
@@ -290,6 +300,10 @@ class Pushdown:
             self.changes.keys.append(slot)
         return row
 
+    def knows(self, place: Place) -> bool:
+        """Has a place's mask been noted?"""
+        return bool(self.keys[self._slot(key_of(place))])
+
     def _slot(self, key: int) -> int:
         """Where the map has `key`, or the free slot where it belongs."""
         slot = (key >> 3) & (len(self.keys) - 1)
@@ -320,6 +334,13 @@ class Pushdown:
                 self.expand(head)
                 done += 1
         return done
+
+    def usual_symbol(self, head: int) -> int | None:
+        """A byte that leads where most bytes lead from a head; None where few bytes lead anywhere."""
+        self.expand(head)
+        reading = np.flatnonzero(self.moves[head, :256, 0] >= 0)
+        _, firsts, counts = np.unique(self.moves[head, reading, 0], return_index=True, return_counts=True)
+        return int(reading[firsts[counts.argmax()]]) if counts.max(initial=0) >= USUAL else None
 
     def expand_near(self, place: Place, count: int) -> None:
         """Expand up to `count` heads, those that are reached first from a place."""

@@ -295,21 +295,32 @@ def test_looking_ahead_meets_what_no_token_spells() -> None:
 
 
 def test_looking_ahead_makes_ready_what_is_forced_and_what_came_before() -> None:
-    host, matcher = Pushdown(VOCABULARY, states=500, rows=50), Grammar.from_regex("(?s)[a-z]{1,9}=abc!").matcher(VOCABULARY)
+    host, matcher = Pushdown(VOCABULARY, states=500, rows=50), Grammar.from_regex("(?s)[a-g]{1,9}=abc!").matcher(VOCABULARY)
     arena, node = moved(matcher)
     place = host.place(arena, node)
     assert place is not None
     ahead = Ahead(host)
     host.know(place, arena, node)
     ahead.look_ahead(place, arena, node, 2)
-    assert len(host.changes.keys) == 1  # too many tokens may come
-    ahead.noted(arena, node, TOKENS.index(b"xyz"))
+    assert len(host.changes.keys) == 1  # too many tokens may come, and too few for a run
+    ahead.noted(arena, node, TOKENS.index(b"abc"))
     ahead.look_ahead(place, arena, node, 1)
     assert len(host.changes.keys) == 2
-    for text in (b"x", b"="):
+    for text in (b"a", b"="):
         matcher.accept(TOKENS.index(text))
     place, (arena, node) = host.place(*moved(matcher)), moved(matcher)
     assert place is not None
     host.take_changes()
     ahead.look_ahead(place, arena, node, 2)
     assert len(host.changes.keys) >= 3  # a, ab, abc and what follows
+
+
+def test_looking_ahead_goes_through_the_counters_of_a_string() -> None:
+    host, matcher = Pushdown(VOCABULARY, states=500, rows=50), Grammar.from_regex("[a-z]{1,9}=").matcher(VOCABULARY)
+    place = host.place(*moved(matcher))
+    assert place is not None
+    Ahead(host).look_ahead(place, *moved(matcher), 0)
+    for text in (b"abc", b"xyz", b"ab"):
+        place = host.follow(place, text)
+        assert place is not None
+        assert host.knows(place)
