@@ -203,7 +203,7 @@ def test_sampled_outputs_have_the_same_distribution(smollm2: Subject) -> None:
     engine.speculate("off")
     plain = outcomes(engine, range(500))
     assert likelihood_of_one_source(plain, outcomes(engine, range(500, 1000), temperature=0.7)) < 0.001, "the test sees nothing"
-    for setting in ("ngram", "lookahead", "medusa"):
+    for setting in ("ngram", "medusa", "eagle"):  # lookahead has nothing to guess from within four tokens
         engine.speculate(smollm2.speculator(setting))
         before = engine.stats().drafted_tokens
         drafted = outcomes(engine, range(1000, 1500))
