@@ -88,7 +88,7 @@ def _attend(data: torch.Tensor, pages: list[int], start: int, count: int) -> Any
     """The engine's attention for `count` tokens behind the `start` that are in the pages."""
     if data.is_cuda:
         return PagedAttention(Batch.of([BatchSpan(pages, start, [0] * count)], data.device), [KVLayer.of(data[0])], kernel_set("triton", data.device), Reach())
-    pool: Any = SimpleNamespace(data=data, reach=Reach())
+    pool: Any = SimpleNamespace(data=data, reach=Reach(), sums=None)
     return BatchAttention(pool, [(SimpleNamespace(pages=pages), start, count)])
 
 
