@@ -26,8 +26,9 @@ from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_policy import Reach
+from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.memory import available_host_bytes
+from agentkit.engine.models.decoder import Attend
 
 ROWS = 48  # of the float64 sums
 STEP = {"cpu": 512, "cuda": 8192}  # tokens of a forward, as in the engine
@@ -75,21 +76,23 @@ def paged(prompt: Prompt) -> torch.Tensor:
     """The engine's, over pages, in steps of some tokens as a long prompt is computed; writing keys and values into the pages is part of it."""
     length, key_heads, size = prompt.k.shape
     pages, step = list(range(-(-length // PAGE))), STEP[prompt.k.device.type]
-    data = torch.empty(1, 2, key_heads, len(pages) * PAGE, size, dtype=prompt.k.dtype, device=prompt.k.device)
-    out = torch.empty_like(prompt.q)
+    shape = KVShape(1, key_heads, size, prompt.k.dtype, prompt.k.device)
+    pool, out = KVPool(shape, len(pages) * shape.bytes_per_page), torch.empty_like(prompt.q)
     for start in range(0, length, step):
         part = slice(start, min(start + step, length))
-        attend = _attend(data, pages, start, part.stop - start)
+        attend = _attend(pool, pages, start, part.stop - start)
         out[part] = attend(0, prompt.q[part], prompt.k[part], prompt.v[part], window=None, scale=size**-0.5, softcap=None)
     return out
 
 
-def _attend(data: torch.Tensor, pages: list[int], start: int, count: int) -> Any:
+def _attend(pool: KVPool, pages: list[int], start: int, count: int) -> Attend:
     """The engine's attention for `count` tokens behind the `start` that are in the pages."""
-    if data.is_cuda:
-        return PagedAttention(Batch.of([BatchSpan(pages, start, [0] * count)], data.device), [KVLayer.of(data[0])], kernel_set("triton", data.device), Reach())
-    pool: Any = SimpleNamespace(data=data, reach=Reach(), sums=None)
-    return BatchAttention(pool, [(SimpleNamespace(pages=pages), start, count)])
+    device = pool.data.device
+    if device.type == "cpu":
+        sequence: Any = SimpleNamespace(pages=pages)
+        return BatchAttention(pool, [(sequence, start, count)])
+    batch = Batch.of([BatchSpan(pages, start, [0] * count)], device)
+    return PagedAttention(batch, [KVLayer.of(pool.data[0])], kernel_set("triton", device), pool.reach)
 
 
 METHODS: dict[str, Callable[[Prompt], torch.Tensor]] = {"standard": standard, "flash (torch)": sdpa, "flash (engine)": paged}
