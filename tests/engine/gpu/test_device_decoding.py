@@ -109,9 +109,9 @@ def test_tokens_are_those_of_the_host(grammar: str | None) -> None:
 @pytest.mark.parametrize("grammar", ["object", "deep"])
 def test_tokens_of_the_kernels_are_those_of_the_host(grammar: str) -> None:
     """The same through Triton's kernels, in the interpreter where there is no GPU."""
-    asked = [{"grammar": grammar, "max_tokens": 16}, {"grammar": grammar, "max_tokens": 20, "seed": 11, "temperature": 0.9}, {"max_tokens": 12}]
+    asked = [{"grammar": grammar, "max_tokens": 46}, {"grammar": grammar, "max_tokens": 40, "seed": 11, "temperature": 0.9}, {"max_tokens": 46}]
     _, bench = both(asked, kernels="triton")
-    assert bench.steps > 2
+    assert bench.steps > 10
 
 
 def test_requests_with_and_without_grammars_share_steps() -> None:
