@@ -1,0 +1,84 @@
+"""One step by itself: what it leaves for the next, and that a captured step gives what an eager one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentkit.engine.config import SamplingParams
+from agentkit.engine.device_step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
+from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.sampling_batch import Draw
+from agentkit.engine.kernels.layout import PAGE
+from agentkit.grammars import Grammar
+from agentkit.grammars.ahead import Ahead
+from agentkit.grammars.device import Pushdown
+from agentkit.grammars.kernels.tables import FINE, STOPPED, Tables
+from tests.engine.gpu.test_device_decoding import VOCABULARY
+from tests.engine.tiny import STOP, TOKENS, WIDTH
+
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, presence_penalty=0.3)
+
+
+def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
+    """A request with a grammar and one without, over logits that depend on the last token alone."""
+    table = 3 * torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)).to(device)
+    table[:, STOP] = -20.0
+
+    def forward(batch: Batch, prefix: Prefix | None) -> torch.Tensor:
+        return table[batch.token_ids]
+
+    host, matcher = Pushdown(VOCABULARY, states=500, rows=20), Grammar.from_regex("[a-z ]*!").matcher(VOCABULARY)
+    place = host.place(matcher.arena, matcher.state)
+    assert place is not None
+    host.know(place, matcher.arena, matcher.state)
+    Ahead(host).look_ahead(place, matcher.arena, matcher.state, 1)
+    host.expand_some(50)
+    bucket, memory = Bucket(4, 8, grammars=True, history=True, logprobs=True), torch.cuda.graph_pool_handle() if graph else None
+    step = DeviceStep(
+        bucket, forward, step_kernels(kernels), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
+        tables=Tables.of(host, 4, device), graph=graph, memory=memory,
+    )  # fmt: skip
+    step.load(0, 7, PAGE - 2, [3, 5], Draw(SAMPLED, seed=1, written=[7]), place)
+    step.load(2, 9, 4, [6], Draw(SamplingParams(temperature=0.0)), None)
+    return step
+
+
+def results(step: DeviceStep, count: int) -> list[list[float]]:
+    for _ in range(count):
+        step.launch()
+    return [[x for part in (r.tokens, r.status, r.logprobs.round(6)) for x in part[[0, 2]].tolist()] for r in (step.read() for _ in range(count))]
+
+
+def test_a_step_leaves_the_next_one_s_input() -> None:
+    step = step_on("cpu", graph=False, kernels="reference")
+    first, second, third = results(step, 3)
+    assert first[2:4] == second[2:4] == third[2:4] == [FINE, FINE]
+    batch = step.batch
+    assert batch.token_ids[[0, 2]].tolist() == third[:2]
+    assert batch.positions.tolist() == [PAGE + 1, 0, 7, 0]
+    assert batch.lengths.tolist() == [PAGE + 2, 0, 8, 0]
+    assert batch.slots.tolist() == [5 * PAGE + 1, NOWHERE, 6 * PAGE + 7, NOWHERE]
+    assert step.sampling.positions[0] == 3
+    assert step.sampling.history is not None
+    assert int(step.sampling.history[0].sum()) == 2 * 4
+    assert step.status.tolist() == [FINE, STOPPED, FINE, STOPPED]
+
+
+def test_nobody_is_in_a_place_that_was_retired() -> None:
+    step = step_on("cpu", graph=False, kernels="reference")
+    results(step, 1)
+    step.retire(0)
+    before = step.batch.token_ids.tolist()
+    results(step, 1)
+    assert step.batch.token_ids.tolist()[0] == before[0]
+    assert step.batch.slots[0] == NOWHERE
+    assert step.status.tolist() == [STOPPED, STOPPED, FINE, STOPPED]
+
+
+@pytest.mark.gpu
+def test_captured_steps_give_what_eager_ones_do() -> None:
+    eager, captured = (results(step_on("cuda", graph=graph, kernels="triton"), 6) for graph in (False, True))
+    assert eager == captured
+    assert [r[:4] for r in captured] == [r[:4] for r in results(step_on("cpu", graph=False, kernels="reference"), 6)]
