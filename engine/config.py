@@ -188,7 +188,7 @@ class EngineConfig:
     deterministic: equal logits, bit by bit, whatever runs beside a request and however its prompt is cut or cached. Needs kernels
         whose results do not depend on that: weights="int8" or "int4" on the CPU; refused elsewhere.
     cuda_graphs: on a GPU, requests that decode do so in captured steps, masks and sampling included, which the host reads a step late (see
-        device_decoding.py). False: every step goes over the host.
+        device/decoding.py). False: every step goes over the host.
     """
 
     model: str

@@ -23,8 +23,8 @@ from agentkit.cache_folder import cache_root
 from agentkit.engine.advance import Advancer
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
-from agentkit.engine.device_decoding import decoding_for
-from agentkit.engine.device_runner import runner_for
+from agentkit.engine.device.decoding import decoding_for
+from agentkit.engine.device.runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv import KVPool, KVShape, most_pages

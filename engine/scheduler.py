@@ -16,7 +16,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_decoding import BURST, Burst, DeviceDecoding
+from agentkit.engine.device.decoding import BURST, Burst, DeviceDecoding
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from agentkit.engine.attention import BatchAttention
-from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import ENGINE, supported
 from agentkit.engine.kv_format import KV_TYPES, row_size

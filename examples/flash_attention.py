@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from agentkit.engine.attention import BatchAttention
-from agentkit.engine.device_attention import PagedAttention
+from agentkit.engine.device.attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentkit.cache_folder import cache_root
-from agentkit.engine.device_runner import runner_for
+from agentkit.engine.device.runner import runner_for
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.speculation.draft_model import DraftModelProposer

@@ -24,7 +24,7 @@ from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import DEAD, Place, Pushdown, token_symbols
 
-AHEAD, EXPANDED = 2, 8  # as in engine/device_decoding.py
+AHEAD, EXPANDED = 2, 8  # as in engine/device/decoding.py
 
 
 def closed(schema: Any) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
-from agentkit.engine.models.device_decoder import DeviceDecoder
 from agentkit.engine.models.rope import Rope
 
 Figures = dict[str, Any]

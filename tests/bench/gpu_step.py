@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.device_step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.device.decoder import DeviceDecoder
+from agentkit.engine.device.step import Bucket, DeviceStep, step_kernels
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.models.device_decoder import DeviceDecoder
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.device import Place, Pushdown
 from agentkit.grammars.kernels import pushdown, pushdown_reference

@@ -22,13 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from agentkit.engine.device import decoder as device_decoder
 from agentkit.engine.kernels.gpu import attention, lora, plan, sampler, triton_set
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
-from agentkit.engine.models import device_decoder
 from agentkit.engine.models.decoder import Decoder, Dense
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.device import Pushdown

@@ -13,8 +13,8 @@ import torch
 
 from agentkit.engine import Engine, TokenEvent, engine
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_decoding import DeviceDecoding, decoding_for
-from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.device.decoding import DeviceDecoding, decoding_for
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentkit.engine.device_runner import DeviceRunner, runner_for
+from agentkit.engine.device.runner import DeviceRunner, runner_for
 from agentkit.engine.kv_policy import H2O, Policy, Streaming, Window, reach_of
 from agentkit.engine.runner import TorchRunner
 from agentkit.errors import EngineError

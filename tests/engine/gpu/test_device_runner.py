@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentkit.engine import Engine, engine
-from agentkit.engine.device_runner import WARM, DeviceRunner
+from agentkit.engine.device.runner import WARM, DeviceRunner
 from agentkit.engine.kernels.gpu import choose, sharing
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kv import KVPool, KVShape

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.device_step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.device.step import Bucket, DeviceStep, step_kernels
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Draw

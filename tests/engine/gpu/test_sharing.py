@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentkit.engine.device_attention import PagedAttention
-from agentkit.engine.device_runner import DeviceRunner
+from agentkit.engine.device.attention import PagedAttention
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.gpu import sharing
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, Arrangement, arranged

@@ -1,7 +1,7 @@
 """Executes a step's plan on a device: spans in, one batch of integers over, kernels, rows of logits back.
 
 Inputs: as for TorchRunner, whose place it takes where a GPU holds the model. A native decoder runs with fused kernels
-(models/device_decoder.py); a model of another library calls the attention kernels through its `attend`. Knows nothing of requests,
+(device/decoder.py); a model of another library calls the attention kernels through its `attend`. Knows nothing of requests,
 grammars or sampling.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from agentkit.engine.device_attention import PagedAttention
+from agentkit.engine.device.attention import PagedAttention
+from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchShape, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
@@ -20,7 +21,6 @@ from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.models.device_decoder import DeviceDecoder
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
 

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device_runner import DeviceRunner
-from agentkit.engine.device_step import Bucket, DeviceStep, Forward, Result, step_kernels
+from agentkit.engine.device.runner import DeviceRunner
+from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result, step_kernels
 from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
 from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages

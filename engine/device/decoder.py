@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from agentkit.engine.device_attention import PagedAttention
+from agentkit.engine.device.attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
