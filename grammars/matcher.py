@@ -94,16 +94,6 @@ class Matcher:
         """The mask without the tokens after which `remaining` - 1 more tokens could not complete the text; own memory."""
         return self._arena.guarded(self._state, remaining)
 
-    def bank_row(self) -> int:
-        """Row number of this state's mask in `bank`."""
-        self._arena.mask(self._state, self.grammar)
-        return self._arena.mask_row(self._state)
-
-    @property
-    def bank(self) -> np.ndarray:
-        """All mask rows: uint32 [rows, ceil(width / 32)]."""
-        return self._arena.bank
-
     def fill_mask(self, out: Any) -> None:
         """Copy the mask into `out`: an int32 or uint32 array or torch tensor of [ceil(width / 32)]; what is beyond is not allowed.
 

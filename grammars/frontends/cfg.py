@@ -180,12 +180,6 @@ class Cfg:
         _solve_left_recursion(self, start)
         return _to_builder(self, start)
 
-    def unproductive(self, start: Name) -> list[Name]:
-        """Rules within reach of `start` that match no text."""
-        order, bodies = _in_order(self, start)
-        productive = _fixpoint(self, order, bodies, _is_productive)
-        return [name for name in order if not productive[self.rules[name]]]
-
 
 def within(cfg: Cfg, root: Expr) -> list[Expr]:
     """Every expression inside `root`, children first; calls are not followed."""

@@ -17,9 +17,6 @@ from functools import cache
 from agentkit.grammars.frontends.regex_ast import Tree
 from agentkit.grammars.frontends.regex_parser import parse
 
-ANNOTATIONS = frozenset({"binary", "directory-path", "file-path", "path", "password", "regex"})
-"""Known names that the text alone cannot break (or, for `regex`, that no regular language describes)."""
-
 
 @dataclass(frozen=True)
 class Format:

@@ -285,11 +285,6 @@ def _clipped(tree: Tree, lo: int, hi: int | None) -> Tree | None:
     return ast.NEVER if top is not None and low > top else ast.repeat(run.body, low, top)
 
 
-def literal_string(builder: Builder, text: str) -> Node:
-    """One string, quoted, in its canonical spelling. ValueError for lone surrogates."""
-    return builder.literal(b'"' + json_escape(text) + b'"')
-
-
 def string_trie(builder: Builder, texts: Iterable[str]) -> Node:
     """One of many strings, quoted, in their canonical spellings."""
     return builder.trie(b'"' + json_escape(text) + b'"' for text in texts)

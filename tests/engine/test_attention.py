@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentkit.engine.attention import BatchAttention, attend_explicit
+from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
+from tests.engine.tiny import attend_explicit
 
 
 def reference(

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional
 
 from agentkit.engine.advance import Advancer, pack_ids
-from agentkit.engine.attention import attend_explicit
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder, RowSelection
@@ -28,6 +27,26 @@ from agentkit.errors import GrammarViolation
 TOKENS: list[bytes | None] = [bytes([b]) for b in range(256)] + [b"AB", b"C D", b"EF", b"ab", b'{"', b'":', b"true", "é".encode(), None]
 STOP = len(TOKENS) - 1
 WIDTH = 320  # logits wider than the vocabulary
+
+
+def attend_explicit(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None = None
+) -> torch.Tensor:
+    """Attention in plain products, in float32. q [T, H, D], keys and values [KV, S, D], mask additive [T, S] or None -> [T, H, D].
+
+    Head h belongs to key head h // (H / KV).
+    """
+    t, heads, dim = q.shape
+    kv = keys.shape[0]
+    queries = q.float().view(t, kv, heads // kv, dim).permute(1, 2, 0, 3).reshape(kv, -1, dim)  # [KV, G*T, D]
+    scores = torch.bmm(queries, keys.float().transpose(1, 2)).mul_(scale).view(kv, heads // kv, t, -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1).view(kv, -1, scores.shape[-1])
+    out = torch.bmm(weights, values.float()).view(kv, heads // kv, t, dim)
+    return out.permute(2, 0, 1, 3).reshape(t, heads, dim).to(q.dtype)
 
 
 class ByteDetokenizer:

@@ -20,7 +20,6 @@ FINE, NAN, INFINITE, NOTHING, STUCK, ONLY_MINUS_INFINITY = range(6)
 """Status of a row: sampled | its logits have NaN | +inf | nothing but -inf | the mask leaves no token | no allowed token has a finite logit."""
 NO_MASK = -1
 """Row number of a request without a grammar."""
-NO_TOKEN = -1
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from agentkit.grammars.frontends.numbers import MAX_BOUND_DIGITS
 MAX_BITS = 10 * MAX_BOUND_DIGITS // 3
 
 DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020 = range(5)
-DRAFT_NAMES = ("draft-04", "draft-06", "draft-07", "2019-09", "2020-12")
 
 REFERENCE, TYPE, VALUES, NUMBER, STRING, ARRAY, OBJECT, LOGIC, UNEVALUATED = (1 << i for i in range(9))
 
@@ -41,7 +40,6 @@ _TABLE: dict[str, tuple[int, int, int]] = {  # keyword: (group, first draft, las
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (UNEVALUATED, DRAFT_2019, DRAFT_2020)),
 }
 
-IDENTITY = frozenset({"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$defs", "definitions", "$vocabulary"})
 SUBSCHEMAS = frozenset(
     {
         *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "items", "prefixItems", "additionalItems", "contains"),

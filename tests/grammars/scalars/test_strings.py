@@ -11,7 +11,7 @@ import pytest
 from agentkit.errors import GrammarTooComplex, InvalidGrammar, UnsupportedSchema
 from agentkit.grammars import expr
 from agentkit.grammars.expr import Builder, Node
-from agentkit.grammars.frontends.strings import StringFacets, literal_string, string_content, string_node, string_trie
+from agentkit.grammars.frontends.strings import StringFacets, string_content, string_node, string_trie
 from agentkit.grammars.program import operands
 from tests.grammars.reference import Reference, accepts
 
@@ -169,10 +169,10 @@ def test_errors_name_the_place():
         StringFacets.make(pattern="(" * 50_000)
 
 
-def test_literals_and_tries():
+def test_tries():
     b = Builder()
-    assert literal_string(b, 'é"\n') == b.literal('"é\\"\\n"'.encode())
+    assert string_trie(b, ['é"\n']) == b.literal('"é\\"\\n"'.encode())
     ref = Reference(b.program(string_trie(b, ["a", "ab", ""])))
     assert [t for t in ('"a"', '"ab"', '""', '"b"', "a") if accepts(ref, t.encode())] == ['"a"', '"ab"', '""']
     with pytest.raises(ValueError, match="surrogate"):
-        literal_string(b, "\ud800")
+        string_trie(b, ["\ud800"])
