@@ -20,46 +20,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from agentkit.cache_folder import cache_root
-from agentkit.engine.advance import Advancer
+from agentkit.engine.assembly import model_for, scheduler_for
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
-from agentkit.engine.device.decoding import decoding_for
-from agentkit.engine.device.runner import runner_for
 from agentkit.engine.fingerprint import fingerprint
 from agentkit.engine.intake import Intake, Prompt, stable_prefix
-from agentkit.engine.kv import KVPool, KVShape, most_pages
-from agentkit.engine.kv_policy import H2O, Policy, Streaming, reach_of
+from agentkit.engine.kv_policy import H2O, Policy, Streaming
 from agentkit.engine.loop import EngineLoop
-from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
-from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
+from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
-from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.scoring import scores
 from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
-from agentkit.engine.warmup import compile_for_kv_once, compile_kernels_once, warm_up_device
-from agentkit.engine.weights.choose import with_weights
-from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
-ENDLESS = 1 << 40
-"""Tokens that nobody reaches."""
-
 if TYPE_CHECKING:
-    import torch
-
     from agentkit.engine.models.chat_template import ChatTemplate
     from agentkit.engine.models.decoder import LanguageModel
     from agentkit.engine.models.tokenizer import Tokenizer
 
-GPU_SHARE = 16
-"""Tokens of a step on a GPU for one on a CPU."""
+ENDLESS = 1 << 40
+"""Tokens that nobody reaches."""
 
 
 class Engine:
@@ -123,25 +110,12 @@ class Engine:
             cuda_graphs=cuda_graphs,
         )
         start = time.perf_counter()
-        loaded = model if isinstance(model, LoadedModel) else _load(model, self.config, progress)
-        if device != "auto" and loaded.model.device.type != device.partition(":")[0]:
-            raise ValueError(f"device={device!r}, but this model has been loaded on {loaded.model.device}; leave device out, or load it there")
-        if loaded.model.device.type == "cpu":
-            compile_kernels_once(progress)
-        loaded = with_weights(loaded, weights, activations)
-        if deterministic and not isinstance(loaded.model, PackedDecoder):
-            raise EngineError(f"deterministic=True needs weights='int8' or 'int4' on the CPU; {type(loaded.model).__name__} rounds by batch")
-        packed = isinstance(loaded.model, PackedDecoder)
-        held = kv_type(kv if isinstance(kv, str) else kv.format, loaded.model.dtype, blocks=packed)
-        if loaded.model.device.type == "cpu":
-            compile_for_kv_once(held, progress, whole=packed)
-        self._loaded = loaded
+        self._loaded = loaded = model_for(self.config, model, progress)
         self.model_name = loaded.name
-        self._stop_ids = tuple(loaded.tokenizer.stop_token_ids)
         limit = ENDLESS if isinstance(kv, Streaming) else loaded.config.max_position
         self.max_context = min(limit, max_context or limit)
         self.metrics = Metrics(loaded.name, tracer)
-        self._scheduler = _scheduler(loaded, self.config, held, self._stop_ids, self.metrics, progress)
+        self._scheduler = scheduler_for(loaded, self.config, self.metrics, progress)
         folder = None if cache_dir is None else Path(cache_dir)
         self.heads_digest = partial(fingerprint, loaded, "")  # heads fit a model however its weights are held
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
@@ -268,8 +242,7 @@ class Engine:
         """
         ids = self._intake.encode(text)
         self._intake.check_size(ids, 0)
-        size = min(self._loaded.config.vocab_size, len(self._loaded.tokenizer.token_bytes))
-        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
+        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, self._loaded.token_count)
 
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
@@ -407,31 +380,3 @@ def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Gene
             on_event(event)
     assert isinstance(event, FinishEvent)  # a stream without one raises
     return event.generation
-
-
-def _load(model: str | Path, config: EngineConfig, progress: Callable[..., None] | None) -> LoadedModel:
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and on_a_gpu())
-    dtype = {"auto": "auto", "fp16": "float16" if on_gpu else "float32"}.get(config.weights, "float32")
-    return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
-
-
-def _scheduler(
-    loaded: LoadedModel, config: EngineConfig, kv: torch.dtype, stop_ids: Sequence[int], metrics: Metrics, progress: Callable[..., None] | None
-) -> Scheduler:
-    """The engine's inner parts around a loaded model. kv: how keys and values are held."""
-    model, c = loaded.model, loaded.config
-    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv, model.device)
-    reach = reach_of(config.kv, c, standard=config.attention == "standard")
-    enough = 2 * config.max_running * most_pages(reach, config.max_context or c.max_position) * shape.bytes_per_page
-    pool = KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching, reach=reach)
-    if config.attention == "standard" and isinstance(model, PackedDecoder):
-        raise EngineError(f"attention='standard' computes with plain matrices, and those of {loaded.name!r} are in blocks; use weights='fp32' with it")
-    runner = runner_for(model, pool, config.threads, standard=config.attention == "standard")
-    warm_up_device(runner, progress)
-    share = GPU_SHARE if model.device.type == "cuda" else 1
-    limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
-    vocab_size = min(c.vocab_size, len(loaded.tokenizer.token_bytes))
-    advancer = Advancer(vocab_size, stop_ids)
-    captured = config.cuda_graphs and config.attention == "flash"
-    decoding = decoding_for(runner, pool, advancer, (c.vocab_size, vocab_size), stop_ids) if captured else None
-    return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)

@@ -46,6 +46,11 @@ class LoadedModel:
     path: Path
     gguf: Path | None
 
+    @property
+    def token_count(self) -> int:
+        """How many ids are tokens; logits may have more columns."""
+        return min(self.config.vocab_size, len(self.tokenizer.token_bytes))
+
 
 def load_model(
     spec: str | os.PathLike[str],

@@ -44,7 +44,7 @@ def heads_file(kind: str, digest: str, cache_dir: Path | None = None) -> Path:
 
 def _proposer(name: str, value: str, target: LoadedModel, pool: KVPool, digest: Callable[[], str], cache_dir: Path | None) -> Proposer:
     tokenizer, decoder = target.tokenizer, target.model
-    size = min(target.config.vocab_size, len(tokenizer.token_bytes))
+    size = target.token_count
     if name in ("auto", "ngram"):
         return NgramProposer()
     if name == "lookahead":
