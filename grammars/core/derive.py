@@ -253,10 +253,10 @@ def derive(mem, node, symbol):
     base = top_of(mem)
     result = EMPTY
     if op == A_SEQ:
-        rest = node
+        rest, looks = node, flags_of(mem, node) & LOOKS
         while get(mem, rest, N_OP) == A_SEQ:
             first, rest = get(mem, rest, N_A), get(mem, rest, N_B)
-            if flags_of(mem, first) & LOOKS and (get(mem, first, N_OP) == A_AHEAD or may_look(mem, first)):
+            if looks and (get(mem, first, N_OP) == A_AHEAD or may_look(mem, first)):
                 push(mem, _looking_step(mem, first, rest, symbol))
                 rest = EMPTY
                 break

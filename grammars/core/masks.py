@@ -123,6 +123,16 @@ def _factored(mem, node):
 
 
 @inner
+def _look_in_front(mem, node):
+    """`node` with the AHEAD in front that the members of the choice which it begins with have in common."""
+    first = get(mem, node, N_A) if get(mem, node, N_OP) == A_SEQ else node
+    if get(mem, first, N_OP) != A_ALT or flags_of(mem, first) & LOOSE == 0:
+        return node
+    whole = _factored(mem, first)
+    return mk_seq(mem, whole, get(mem, node, N_B)) if first != node else whole
+
+
+@inner
 def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
     """Add to `row` every token that `state` can read, but for those of undeclared keys that are left in `keys`; returns their number.
 
@@ -151,6 +161,8 @@ def _fill_parts(mem, voc, rows, fixed, row, state, jobs, keys):
             _push_part(mem, node, after, EPSILON)
         elif op == A_SEQ and f & LOOKS and _is_front(mem, voc, get(mem, node, N_A), front):
             _push_part(mem, mk_seq(mem, front, get(mem, node, N_A)), get(mem, node, N_B), after)
+        elif f & PLAIN and node > EPSILON and flags_of(mem, after) & LOOKS and _look_in_front(mem, after) != after:
+            _push_part(mem, front, node, _look_in_front(mem, after))
         elif f & PLAIN and node > EPSILON and flags_of(mem, after) & LOOKS and _is_front(mem, voc, node, front):
             _push_part(mem, mk_seq(mem, front, node), after, EPSILON)
         elif op == A_SEQ and _is_split(mem, get(mem, node, N_A)):
