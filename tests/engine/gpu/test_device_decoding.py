@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentkit.engine import Engine, TokenEvent, engine
+from agentkit.engine import Engine, TokenEvent, assembly
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.decoding import DeviceDecoding, decoding_for
 from agentkit.engine.device.runner import DeviceRunner
@@ -256,8 +256,8 @@ def test_the_engine_writes_the_same_in_bursts(monkeypatch: pytest.MonkeyPatch, t
         made.append(DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops, kernels="reference"))
         return made[-1]
 
-    monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "reference"))
-    monkeypatch.setattr(engine, "decoding_for", on_the_cpu)
+    monkeypatch.setattr(assembly, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "reference"))
+    monkeypatch.setattr(assembly, "decoding_for", on_the_cpu)
     written = []
     for graphs in (False, True):
         with Engine(loaded, weights="fp32", speculation="off", cuda_graphs=graphs, seed=3) as it:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentkit.engine import Engine, engine
+from agentkit.engine import Engine, assembly
 from agentkit.engine.device.runner import WARM, DeviceRunner
 from agentkit.engine.kernels.gpu import choose, sharing
 from agentkit.engine.kernels.gpu.batch import Batch
@@ -150,7 +150,7 @@ def test_an_engine_over_the_kernels_writes_what_the_cpu_writes(tmp_path: Path, m
     texts = []
     for kernels in (None, "triton"):
         if kernels is not None:
-            monkeypatch.setattr(engine, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "triton"))
+            monkeypatch.setattr(assembly, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "triton"))
         with Engine(loaded, weights="fp32") as it:
             texts.append([it.generate("true: ", max_tokens=3).token_ids, it.generate("x", regex="[ab]{2}12", max_tokens=8).text])
     assert texts[0] == texts[1]
