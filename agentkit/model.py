@@ -1,8 +1,8 @@
 """The seam between the agent's loop and whatever serves a model.
 
 A `ChatModel` takes a conversation and the bounds of one turn, and streams what the model does: tokens, text, calls that
-have closed, and at the end the whole turn with its usage. The in-process engine (local_model.py) and, later, remote servers
-stand behind it. How calls are written in the model's own format is the implementation's business.
+have closed, and at the end the whole turn with its usage. Behind it stands the in-process engine (local_model.py), or
+whatever else an application puts there. How calls are written in the model's own format is the implementation's business.
 Knows nothing of running tools.
 """
 

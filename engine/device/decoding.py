@@ -17,8 +17,10 @@ import torch
 
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.runner import DeviceRunner
-from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result, step_kernels
+from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
 from agentkit.engine.kernels.gpu.batch import BatchSpan
+from agentkit.engine.kernels.gpu.choose import step_kernels
+from agentkit.engine.kernels.gpu.plan import next_power
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
 from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages
 from agentkit.engine.kernels.layout import PAGE
@@ -77,7 +79,7 @@ class DeviceDecoding:
     ) -> None:  # fmt: skip
         self._forward, self._pool, self._advancer = forward, pool, advancer
         self._device = pool.data.device
-        self._kernels = step_kernels(kernels)
+        self._kernels = step_kernels(kernels, self._device)
         self._width, self._vocab_size, self._stops = width, vocab_size, tuple(stops)
         self._graphs = graphs and self._device.type == "cuda"
         self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
@@ -135,13 +137,13 @@ class DeviceDecoding:
         params = [r.params for r in requests]
         pages = max(len(r.sequence.pages) for r in requests if r.sequence is not None) + 1 + BURST // PAGE
         need = Bucket(
-            requests=_power(len(requests)),
-            pages=max(SMALLEST_PAGES, _power(pages)),
+            requests=next_power(len(requests)),
+            pages=max(SMALLEST_PAGES, next_power(pages)),
             grammars=any(r.matcher is not None for r in requests),
             history=any(map(needs_history, params)),
             logprobs=any(p.logprobs is not None for p in params),
-            biases=_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
-            shared=_power(len(shared)) if shared else 0,
+            biases=next_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
+            shared=next_power(len(shared)) if shared else 0,
         )
         step = self._steps.get(need)
         if step is None:
@@ -352,8 +354,3 @@ def _draw(request: Request) -> Draw:
 
 def _logprobs(request: Request, token: int, value: float) -> list[TokenLogprob]:
     return [] if request.params.logprobs is None else [TokenLogprob(token, value)]
-
-
-def _power(count: int) -> int:
-    """The least power of two that is not below `count`."""
-    return 1 << max(count - 1, 0).bit_length()

@@ -11,59 +11,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from agentkit.engine.kernels.gpu import sampler_reference
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape
+from agentkit.engine.kernels.gpu.choose import StepKernels
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.errors import EngineError
 from agentkit.grammars.device import Place
-from agentkit.grammars.kernels import pushdown_reference
 from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
 
-__all__ = ["Bucket", "DeviceStep", "Result", "StepKernels", "step_kernels"]
+__all__ = ["Bucket", "DeviceStep", "Forward", "Result"]
 
 Forward = Callable[[Batch, Prefix | None], torch.Tensor]
 """A batch that decodes, and what all of it begins with -> logits [B, V]."""
-
-
-class StepKernels(Protocol):
-    """See kernels/gpu/sampler.py and grammars/kernels/pushdown.py."""
-
-    def sample(
-        self, logits: torch.Tensor, bank: torch.Tensor, rows: torch.Tensor, batch: SamplingBatch, out: Sampled, *, vocab_size: int, logprobs: bool = False
-    ) -> None: ...
-    def find_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
-    def build_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
-    def advance(self, tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None: ...
-
-
-class _Reference:
-    sample = staticmethod(sampler_reference.sample)
-    find_rows = staticmethod(pushdown_reference.find_rows)
-    build_rows = staticmethod(pushdown_reference.build_rows)
-    advance = staticmethod(pushdown_reference.advance)
-
-
-def step_kernels(name: str) -> StepKernels:
-    """name: "triton", or "reference" for torch and Python on the CPU."""
-    if name == "reference":
-        return cast(StepKernels, _Reference)
-    from agentkit.engine.kernels.gpu import sampler
-    from agentkit.grammars.kernels import pushdown
-
-    class Triton:
-        sample = staticmethod(sampler.sample)
-        find_rows = staticmethod(pushdown.find_rows)
-        build_rows = staticmethod(pushdown.build_rows)
-        advance = staticmethod(pushdown.advance)
-
-    return cast(StepKernels, Triton)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""agentkit."""
+"""Descriptions of languages (JSON Schema, Pydantic models, patterns, Lark, GBNF, whole turns), each turned into nodes of a Builder."""

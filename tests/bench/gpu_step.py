@@ -13,9 +13,10 @@ import torch
 
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.device.decoder import DeviceDecoder
-from agentkit.engine.device.step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
 from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
@@ -135,7 +136,7 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
                     continue
                 host, place = _prepared(words, TEXT, known=kind == "known mask")
                 step = DeviceStep(
-                    Bucket(size, len(spans[0].pages), grammars=kind != "free"), forward, step_kernels("triton"), setup.device,
+                    Bucket(size, len(spans[0].pages), grammars=kind != "free"), forward, step_kernels("triton", setup.device), setup.device,
                     width=model.config.vocab_size, vocab_size=len(words), stops=words.stop_token_ids,
                     tables=Tables.of(host, size, setup.device), graph=graph,
                 )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Which implementation of the device's kernels a decoder calls: Triton's, or the reference in torch.
+"""Which implementation of the device's kernels is called, by a decoder and by a whole decode step: Triton's, or the reference in torch.
 
 Triton is imported only where it is chosen: it is not installed everywhere. Knows nothing of what the kernels are used for.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Protocol, cast
 
 import torch
@@ -12,9 +13,11 @@ import torch
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 from agentkit.errors import EngineError
+from agentkit.grammars.kernels.tables import States, Tables
 
-__all__ = ["KERNEL_SETS", "Kernels", "kernel_set"]
+__all__ = ["KERNEL_SETS", "Kernels", "StepKernels", "kernel_set", "step_kernels"]
 
 KERNEL_SETS = ("triton", "reference")
 
@@ -41,20 +44,49 @@ class Kernels(Protocol):
     def gated(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor: ...
 
 
+class StepKernels(Protocol):
+    """See sampler.py, and pushdown.py in grammars/kernels."""
+
+    def sample(
+        self, logits: torch.Tensor, bank: torch.Tensor, rows: torch.Tensor, batch: SamplingBatch, out: Sampled, *, vocab_size: int, logprobs: bool = False
+    ) -> None: ...
+    def find_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
+    def build_rows(self, tables: Tables, states: States, status: torch.Tensor, rows: torch.Tensor) -> None: ...
+    def advance(self, tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None: ...
+
+
 def kernel_set(name: str, device: torch.device) -> Kernels:
-    """name: one of KERNEL_SETS.   device: where the tensors are. Raises EngineError where Triton is missing or cannot run there."""
-    if name not in KERNEL_SETS:
-        raise ValueError(f"kernels must be one of {', '.join(map(repr, KERNEL_SETS))}, not {name!r}")
+    """What a decoder calls. name: one of KERNEL_SETS.   device: where the tensors are. Raises EngineError where Triton is missing or cannot run there."""
+    _check(name, device)
     if name == "reference":
         from agentkit.engine.kernels.gpu import reference
 
         return cast(Kernels, reference)
+    from agentkit.engine.kernels.gpu import triton_set
+
+    return cast(Kernels, triton_set)
+
+
+def step_kernels(name: str, device: torch.device) -> StepKernels:
+    """What a decode step calls beside the decoder; as for `kernel_set`."""
+    _check(name, device)
+    if name == "reference":
+        from agentkit.engine.kernels.gpu.sampler_reference import sample
+        from agentkit.grammars.kernels import pushdown_reference as pushdown
+    else:
+        from agentkit.engine.kernels.gpu.sampler import sample
+        from agentkit.grammars.kernels import pushdown  # type: ignore[no-redef]
+    return cast(StepKernels, SimpleNamespace(sample=sample, find_rows=pushdown.find_rows, build_rows=pushdown.build_rows, advance=pushdown.advance))
+
+
+def _check(name: str, device: torch.device) -> None:
+    if name not in KERNEL_SETS:
+        raise ValueError(f"kernels must be one of {', '.join(map(repr, KERNEL_SETS))}, not {name!r}")
+    if name == "reference":
+        return
     try:
         import triton
     except ImportError as error:
         raise EngineError("kernels for a GPU need Triton, which is not installed here: pip install triton (Linux)") from error
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise EngineError(f"Triton's kernels run on a CUDA GPU, and the model is on {device}; on the CPU use the engine's own kernels (device='cpu')")
-    from agentkit.engine.kernels.gpu import triton_set
-
-    return cast(Kernels, triton_set)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.device.step import Bucket, DeviceStep, step_kernels
+from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
+from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
 from agentkit.engine.kernels.layout import PAGE
@@ -37,7 +38,7 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
     host.expand_some(50)
     bucket, memory = Bucket(4, 8, grammars=True, history=True, logprobs=True), torch.cuda.graph_pool_handle() if graph else None
     step = DeviceStep(
-        bucket, forward, step_kernels(kernels), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
+        bucket, forward, step_kernels(kernels, torch.device(device)), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
         tables=Tables.of(host, 4, device), graph=graph, memory=memory,
     )  # fmt: skip
     step.load(0, 7, PAGE - 2, [3, 5], Draw(SAMPLED, seed=1, written=[7]), place)
