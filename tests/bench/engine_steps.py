@@ -55,7 +55,7 @@ def linears_ms(engine: Engine) -> float:
 
 
 def steps(engine: Engine) -> list[tuple[str, str]]:
-    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    runner, pool = engine._scheduler.runner, engine._scheduler.pool
     prompt = [1000 + i for i in range(DEPTH)]
     room = (REPEATS + 1) * sum(WIDTHS)
     deep, shallow = pool.start(prompt, room=DEPTH + room), pool.start([1], room=64)
@@ -79,7 +79,7 @@ def steps(engine: Engine) -> list[tuple[str, str]]:
 def through_the_engine(engine: Engine) -> list[tuple[str, str]]:
     """Free decoding through the public API against bare steps of the same length: scheduling, sampling, text, threads."""
     usage = engine.generate([7] * 8, max_tokens=24).usage
-    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    runner, pool = engine._scheduler.runner, engine._scheduler.pool
     sequence = pool.start([9], room=64)
     pool.reserve(sequence, 64)
     bare = median_ms(lambda: runner.execute([Span(sequence, (5,))]), 24)

@@ -61,7 +61,7 @@ def text_of(engine: Engine, tokens: int) -> list[int]:
 
 def read(engine: Engine, ids: Sequence[int]) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
     """Logits after each token, chunk by chunk, and the bytes that the text holds then."""
-    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    runner, pool = engine._scheduler.runner, engine._scheduler.pool
     sequence = pool.start([ids[0]], room=len(ids))
     while sequence.length < len(ids):
         room = pool.room(sequence)

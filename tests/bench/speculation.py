@@ -45,7 +45,7 @@ QUESTIONS = (
 
 def costs(engine: Engine, clock: Callable[[], float]) -> dict[int, float]:
     """Seconds of a forward by its tokens, behind DEPTH others; medians of rounds in which every size has its turn."""
-    runner, pool = engine._scheduler._runner, engine._scheduler.pool
+    runner, pool = engine._scheduler.runner, engine._scheduler.pool
     sequence = pool.start([5] * DEPTH, room=DEPTH + 20 * sum(SIZES))
     pool.reserve(sequence, DEPTH + 20 * sum(SIZES))
     runner.execute([Span(sequence, tuple(range(100, 100 + DEPTH)), rows=0)])
