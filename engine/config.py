@@ -21,6 +21,8 @@ GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 1000
 MAX_BIAS = 1e9
 """Of a bias or penalty. What is added to a logit, as often as tokens fit into a context, must stay a finite float32."""
+MOST_BYTES = 1 << 62
+"""More than any machine has, and still a size to ask for."""
 MAX_THREADS = 1024
 """More than any processor runs at once; a number by mistake would leave the process unable to start a thread."""
 
@@ -231,7 +233,7 @@ class EngineConfig:
         if isinstance(self.kv_memory, float):
             _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
         elif self.kv_memory is not None:
-            _integer("kv_memory", self.kv_memory, 1, hint="bytes, or a float for a fraction of the free memory")
+            _integer("kv_memory", self.kv_memory, 1, MOST_BYTES, hint="bytes, or a float for a fraction of the free memory")
         for name, high in (("max_context", None), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 1, high, hint="None lets the engine choose")
@@ -242,7 +244,8 @@ class EngineConfig:
             raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
         for name in ("prefix_caching", "deterministic", "cuda_graphs"):
             _flag(name, getattr(self, name))
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
+        device: Any = self.device
+        if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
     def _check_h2o(self) -> None:

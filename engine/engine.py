@@ -242,7 +242,11 @@ class Engine:
         """
         ids = self._intake.encode(text)
         self._intake.check_size(ids, 0)
-        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, self._loaded.token_count)
+        size = self._loaded.token_count
+        padding = next((token for token in ids[1:] if token >= size), None)
+        if padding is not None:
+            raise ValueError(f"the text contains the token id {padding}, which only pads the model's logits; those of texts go from 0 to {size - 1}")
+        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
 
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
@@ -328,7 +332,7 @@ class Engine:
 
     def _streams(self, prompt: Prompt, params: SamplingParams, constraint: Constraint | None, *, whole: bool) -> list[EventStream]:
         """Queues a request and returns the streams of its outputs."""
-        _check_outputs(params, whole)
+        self._check_outputs(params, whole)
         self._loop.check_usable()
         arrived: list[Arrived] = [queue.SimpleQueue() for _ in range(params.n)]
         first = self._intake.request(self._intake.encode(prompt), params, constraint, [a.put for a in arrived])
@@ -338,7 +342,7 @@ class Engine:
 
     async def _events(self, prompt: Prompt, params: SamplingParams, wanted: tuple[Any, ...], *, whole: bool) -> AsyncGenerator[tuple[int, Event], None]:
         """Queues a request and yields the events of all its outputs, each with the number of its output. wanted: see resolve."""
-        _check_outputs(params, whole)
+        self._check_outputs(params, whole)
         arrived: asyncio.Queue[tuple[int, TokenEvent | Outcome | BaseException]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -367,10 +371,10 @@ class Engine:
             for request in requests:
                 request.cancel()
 
-
-def _check_outputs(params: SamplingParams, whole: bool) -> None:
-    if params.n > 1 and not whole:
-        raise ValueError(f"n={params.n} outputs cannot be streamed as one; use generate or agenerate without on_event, or one stream per output")
+    def _check_outputs(self, params: SamplingParams, whole: bool) -> None:
+        if params.n > 1 and not whole:
+            raise ValueError(f"n={params.n} outputs cannot be streamed as one; use generate or agenerate without on_event, or one stream per output")
+        self._scheduler.check_outputs(params.n)  # before anything is made for each
 
 
 def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Generation:

@@ -106,9 +106,17 @@ class Intake:
         if outside is None:
             return OutputText(tokenizer.detokenizer(continuation=True), params.stop, params.include_stop)
         marks = {tokenizer.special_tokens[word]: word for word in outside if word in tokenizer.special_tokens}
-        last = [marks[token] if token in marks else tokenizer.decode([token], continuation=True) for token in prompt[-_LOOK_BACK:]]
-        inside = "".join(last).rstrip().endswith(outside[0])
+        inside = self._ends_with(prompt, outside[0], marks)
         return OutputText(tokenizer.detokenizer(continuation=True), params.stop, params.include_stop, outside, inside=inside, marks=marks)
+
+    def _ends_with(self, prompt: Sequence[int], text: str, marks: Mapping[int, str]) -> bool:
+        """Whether nothing but blanks comes behind the last `text` in a prompt. marks: token id -> its text, for special tokens."""
+        end = ""
+        for marked, run in itertools.groupby(prompt[-len(text.encode()) - _LOOK_BACK :], marks.__contains__):
+            tokens = list(run)
+            end += "".join(marks[token] for token in tokens) if marked else self._loaded.tokenizer.decode(tokens, continuation=True)
+        _, found, behind = end.rpartition(text)
+        return bool(found) and not behind.strip()
 
     def prefill(self, prompt: list[int], params: SamplingParams) -> Request:
         """A request that only fills the cache; nobody hears of it yet. Raises ContextTooLong."""

@@ -128,8 +128,9 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
             raise EngineError(f"{policy} does not suit this model: its layers have windows of their own, and what H2O keeps has gaps; Window suits it")
         assert policy.recent is not None
         return Reach(budget=policy.budget, recent=policy.recent)
-    windows = [policy.window if own is None else min(own, policy.window) for own in config.windows]
-    reach = Reach(window=policy.window, kept=_widest(windows))
+    window = min(policy.window, config.max_position) if isinstance(policy, Window) else policy.window  # a wider one lets no token see more
+    windows = [window if own is None else min(own, window) for own in config.windows]
+    reach = Reach(window=window, kept=_widest(windows))
     if isinstance(policy, Window):
         return reach
     if set(windows) != {policy.window}:

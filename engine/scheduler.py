@@ -75,11 +75,10 @@ class Scheduler:
         Raises EngineBusy when max_queue outputs wait already (beside those that could start at once), ValueError for more outputs than
         there are places at all.
         """
-        most, outputs = self._limits.max_running + self._limits.max_queue, 1 + len(request.siblings)
-        if outputs > max(1, most):
-            raise ValueError(f"n={outputs}: at most {most} outputs can run (max_running) and wait (max_queue) together; ask for fewer, or raise max_queue")
+        outputs = 1 + len(request.siblings)
+        self.check_outputs(outputs)
         with self._lock:
-            free = max(0, self._limits.max_running - len(self.running))
+            free = max(0, self._limits.max_running - self.active)  # whoever has just heard the end may ask again before the step is over
             waiting = sum(1 + len(r.siblings) for r in self._waiting) + sum(len(r.siblings) for r in self.running)
             if waiting + outputs > self._limits.max_queue + free:
                 raise EngineBusy(f"{waiting} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
@@ -88,6 +87,12 @@ class Scheduler:
                 each.rank = (-each.params.priority, self._submitted, number)
                 each.on_end = self.metrics.record
             insort(self._waiting, request, key=_rank)
+
+    def check_outputs(self, outputs: int) -> None:
+        """Raises ValueError for more outputs of one request than there are places at all."""
+        most = self._limits.max_running + self._limits.max_queue
+        if outputs > most:
+            raise ValueError(f"n={outputs}: at most {most} outputs can run (max_running) and wait (max_queue) together; ask for fewer, or raise max_queue")
 
     @property
     def runner(self) -> Runner:

@@ -25,12 +25,18 @@ def scores(ids: Sequence[int], loop: EngineLoop, runner: Runner, pool: KVPool, v
     NumericalError.
     """
     sequence = loop.call(lambda: pool.start(ids[:1], room=len(ids))).result()
+    dropped = False
     try:
         while sequence.length < len(ids) - 1:
             yield from loop.call(lambda: _chunk(ids, sequence, runner, pool, vocab_size)).result()
+    except GeneratorExit:
+        dropped = True
+        raise
     finally:
         if loop.is_usable:
-            loop.call(lambda: pool.release(sequence, keep=False)).result()
+            released = loop.call(lambda: pool.release(sequence, keep=False))
+            if not dropped:  # else by the garbage collector, perhaps: on the engine thread itself waiting would never end
+                released.result()
 
 
 def _chunk(ids: Sequence[int], sequence: KVSequence, runner: Runner, pool: KVPool, vocab_size: int) -> list[float]:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agentkit.grammars.disk import DiskCache
 
@@ -88,15 +88,18 @@ def configure(
         arena_bytes: bytes of states and masks per vocabulary before new grammars get a fresh arena (default 384 MiB).
 
     Raises:
-        ValueError: a bound is not positive.
+        ValueError: a bound is not a positive integer, or disk_cache is no path. Nothing is changed then.
     """
-    bounds = {"disk_bytes": disk_bytes, "bank_bytes": bank_bytes, "arena_bytes": arena_bytes}
+    bounds: dict[str, Any] = {"disk_bytes": disk_bytes, "bank_bytes": bank_bytes, "arena_bytes": arena_bytes}
     for name, value in bounds.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"{name} must be positive, not {value}")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
+            raise ValueError(f"{name} must be a positive integer, bytes, not {value!r}")
+    folder: Any = disk_cache
+    if not isinstance(folder, str | Path | _Unchanged | None):
+        raise ValueError(f"disk_cache must be the path of a folder, or None for nothing on disk, not {disk_cache!r}")
     for name, value in bounds.items():
         if value is not None:
-            setattr(settings, name, int(value))
+            setattr(settings, name, value)
     if not isinstance(disk_cache, _Unchanged):
         settings.keep_on_disk(None if disk_cache is None else Path(disk_cache).expanduser())
     elif disk_bytes is not None and settings.disk is not None:

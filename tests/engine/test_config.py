@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 from agentkit.engine.config import EngineConfig, SamplingOptions, SamplingParams, sampling_params
 
@@ -58,7 +59,8 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
         *((name, v) for name in ("prefix_caching", "deterministic", "cuda_graphs") for v in ("no", None)),
         ("max_running", 0),
         ("max_queue", -1),
-        *(("device", v) for v in ("", "gpu", "cuda:x", 3, None)),
+        *(("device", v) for v in ("", "gpu", "cuda:x", 3, None, torch.device("cpu"))),
+        *(("kv_memory", v) for v in (0, -1, True, 1.1, float("nan"), 10**30)),
         ("seed", 1 << 70),
     ],
 )

@@ -238,6 +238,7 @@ def test_policies_that_do_not_suit_a_model_are_refused_by_name() -> None:
     with pytest.raises(EngineError, match="attention='flash'"):
         reach_of(H2O(128), decoder().config, standard=True)
     assert reach_of(Window(50), config).kept == 50
+    assert reach_of(Window(10**30), decoder().config).kept == decoder().config.max_position
     assert reach_of("auto", config).kept is None
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agentkit.engine.request import Request
+from agentkit.engine.request import Outcome, Request
 from agentkit.engine.scheduler import Limits
 from agentkit.errors import EngineBusy, EngineError
 from tests.engine.tiny import STOP, Bench, ScriptedDecoder, TextsMatcher, TinyDecoder, greedy_without_cache, tokenize
@@ -145,6 +146,24 @@ def test_every_output_takes_a_place_in_the_queue() -> None:
     bench.run(*requests)
     assert all(r.outcome for r in requests)
     bench.complete(PROMPT, max_tokens=2)
+
+
+def test_who_hears_the_end_may_ask_again_at_once() -> None:
+    """An ended request takes no place, even while the step that ended it goes on."""
+    bench = Bench(TinyDecoder(), limits=Limits(max_running=1, max_queue=0))
+    first, second = (bench.request(PROMPT, max_tokens=2) for _ in range(2))
+    hear = first.sink
+
+    def ask_again(event: Any) -> None:
+        hear(event)
+        if isinstance(event, Outcome):
+            bench.scheduler.submit(second)
+
+    first.sink = ask_again
+    bench.scheduler.submit(first)
+    bench.run(first, second)
+    assert first.outcome
+    assert second.outcome
 
 
 def test_waits_for_memory_instead_of_failing() -> None:

@@ -45,9 +45,20 @@ def test_a_text_is_read_past_the_context_while_it_is_asked_for(tmp_path: Path) -
         values = engine.score(IDS * 5)
         assert len([next(values) for _ in range(700)]) == 700
         values.close()  # type: ignore[attr-defined]
+        engine._loop.call(lambda: None).result(30.0)  # whoever drops the values does not wait
         assert engine.stats().free_pages == engine.stats().pages
     with Engine(loaded_model(tmp_path / "model", context=128), threads=1) as engine, pytest.raises(ContextTooLong):
         engine.score(IDS)
+
+
+def test_values_that_the_engine_thread_itself_collects(tmp_path: Path) -> None:
+    """Garbage is collected on any thread; on the engine's own nobody may wait for it."""
+    with Engine(loaded_model(tmp_path / "model"), threads=1) as engine:
+        values = [engine.score(IDS)]
+        next(values[0])
+        engine._loop.call(values.clear).result(30.0)
+        engine._loop.call(lambda: None).result(30.0)
+        assert engine.stats().free_pages == engine.stats().pages
 
 
 def test_memory_that_others_have_is_not_taken(tmp_path: Path) -> None:
@@ -59,5 +70,7 @@ def test_memory_that_others_have_is_not_taken(tmp_path: Path) -> None:
             next(stream)
             with pytest.raises(EngineBusy, match="no pages"):
                 list(engine.score(IDS))
+        with pytest.raises(ValueError, match=r"token id 275, which only pads"):
+            engine.score([1, 275])
         assert list(engine.score([1])) == []
         assert list(engine.score([1, 2])) == list(engine.score([1, 2]))

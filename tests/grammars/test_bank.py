@@ -145,5 +145,13 @@ def test_a_bound_holds_from_now_on(small_bank: None) -> None:
     configure(bank_bytes=settings.bank_bytes // 2)
     others(vocabulary, 6)
     assert len(vocabulary.bank) == ROWS // 2
-    with pytest.raises(ValueError, match="bank_bytes must be positive"):
-        configure(bank_bytes=0)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, float("nan"), float("inf"), "1", True], ids=repr)
+def test_what_is_no_bound_is_refused_and_changes_nothing(wrong: Any) -> None:
+    before = (settings.bank_bytes, settings.arena_bytes, settings.disk)
+    with pytest.raises(ValueError, match="arena_bytes must be a positive integer"):
+        configure(bank_bytes=1, arena_bytes=wrong)
+    with pytest.raises(ValueError, match="disk_cache must be the path"):
+        configure(bank_bytes=1, disk_cache=5)  # type: ignore[arg-type]
+    assert (settings.bank_bytes, settings.arena_bytes, settings.disk) == before

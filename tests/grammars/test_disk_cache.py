@@ -354,5 +354,5 @@ def test_configure_leaves_what_is_not_given(folder: Path) -> None:
     assert (settings.disk.folder, settings.disk.max_bytes) == (folder, 1 << 20)
     settings.suggest_disk(folder / "of an engine")
     assert settings.disk.folder == folder
-    with pytest.raises(ValueError, match="disk_bytes must be positive"):
+    with pytest.raises(ValueError, match="disk_bytes must be a positive integer"):
         configure(disk_bytes=0)

@@ -112,6 +112,16 @@ def test_reasoning_that_the_prompt_has_begun(tmp_path: Path, case_id: str) -> No
 
 
 @case("eng-stop-not-in-reasoning")
+@pytest.mark.parametrize(
+    ("begin", "prompt"), [("<think>\n", "ask<think>\n"), ("<think>\n", "ask<think>\n\n"), ("\n\n", "ask\n\n"), ("«思考»", "ask«思考» ")], ids=repr
+)
+def test_what_begins_reasoning_may_end_in_blanks_and_be_of_any_letters(begin: str, prompt: str, tmp_path: Path, case_id: str) -> None:
+    with thinking(tmp_path, f"{THOUGHT}</think>ok END x", prompt=prompt) as engine:
+        made = engine.generate(prompt, stop="END", stop_outside=(begin, "</think>"), max_tokens=120)
+        assert (made.text, made.stop_string) == (f"{THOUGHT}</think>ok ", "END")
+
+
+@case("eng-stop-not-in-reasoning")
 def test_under_the_grammar_of_a_turn(tmp_path: Path, case_id: str) -> None:
     grammar = Grammar.from_tools([{"name": "f", "parameters": {}}], format="qwen", reasoning="allowed")
     with thinking(tmp_path, f"<think>{THOUGHT}</think>ok END x") as engine:
