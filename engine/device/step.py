@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape
+from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape, put
 from agentkit.engine.kernels.gpu.choose import StepKernels
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
@@ -160,16 +160,13 @@ class DeviceStep:
 
     def set_pages(self, place: int, pages: Sequence[int]) -> None:
         """A request has other pages, or more of them."""
-        row = torch.from_numpy(np.asarray(pages, np.int32))
-        target = self.batch.pages[place, : len(pages)]
-        target.copy_(row.pin_memory() if target.is_cuda else row, non_blocking=True)
+        put(self.batch.pages[place, : len(pages)], np.asarray(pages, np.int32))
 
     def set_shared(self, pages: Sequence[int]) -> None:
         """The pages that all requests of the next launches begin with; at most `bucket.shared`."""
         prefix = self._prefix
         assert prefix is not None
-        row = torch.from_numpy(np.asarray(pages, np.int32))
-        prefix.pages[0, : len(pages)].copy_(row.pin_memory() if prefix.pages.is_cuda else row, non_blocking=True)
+        put(prefix.pages[0, : len(pages)], np.asarray(pages, np.int32))
         prefix.lengths.fill_(len(pages) * PAGE)
         prefix.first_keys.fill_(len(pages) * PAGE)
 

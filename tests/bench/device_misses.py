@@ -19,12 +19,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from agentkit.engine.device.decoding import AHEAD, EXPANDED
 from agentkit.errors import GrammarError
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import DEAD, Place, Pushdown, token_symbols
-
-AHEAD, EXPANDED = 2, 8  # as in engine/device/decoding.py
 
 
 def closed(schema: Any) -> Any:
