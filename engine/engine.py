@@ -238,7 +238,7 @@ class Engine:
         """Natural log-probabilities of a text's tokens but the first, each after all before it; the exponential of minus their mean is its perplexity.
 
         The text is read in chunks as the values are asked for. Raises ContextTooLong and what `generate` raises for a prompt; EngineBusy
-        where running requests leave no pages for it.
+        where running requests leave no pages for it; NumericalError and EngineError while it is read.
         """
         ids = self._intake.encode(text)
         self._intake.check_size(ids, 0)
@@ -246,7 +246,7 @@ class Engine:
         padding = next((token for token in ids[1:] if token >= size), None)
         if padding is not None:
             raise ValueError(f"the text contains the token id {padding}, which only pads the model's logits; those of texts go from 0 to {size - 1}")
-        return scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
+        return self._scores(ids, size)
 
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
@@ -370,6 +370,10 @@ class Engine:
         finally:
             for request in requests:
                 request.cancel()
+
+    def _scores(self, ids: Sequence[int], size: int) -> Iterator[float]:
+        """See scores; holds the engine for as long as somebody holds the values."""
+        yield from scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
 
     def _check_outputs(self, params: SamplingParams, whole: bool) -> None:
         if params.n > 1 and not whole:

@@ -117,6 +117,8 @@ def _digest(data: torch.Tensor, header: dict[str, str]) -> str:
 def _open(path: Path, *, data: bool = False) -> tuple[dict[str, str], torch.Tensor]:
     """Header and, if asked for, keys and values (else nothing)."""
     if not path.is_file():
+        if path.exists():
+            raise EngineError(f"{path} is no file; name a file in which prefixes are kept, or none")
         raise FileNotFoundError(f"{path}: no such prefix file; write one with engine.prefix.save")
     try:
         with safe_open(str(path), framework="pt") as file:

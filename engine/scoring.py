@@ -13,7 +13,7 @@ import numpy as np
 from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.runner import Runner, Span
-from agentkit.errors import EngineBusy, NumericalError
+from agentkit.errors import AgentKitError, EngineBusy, EngineError, NumericalError
 
 CHUNK = 128
 
@@ -21,8 +21,8 @@ CHUNK = 128
 def scores(ids: Sequence[int], loop: EngineLoop, runner: Runner, pool: KVPool, vocab_size: int) -> Iterator[float]:
     """Natural log-probabilities of the tokens of a text but the first, each after all before it, over the ids below vocab_size.
 
-    Under a policy (Window, Streaming, H2O) a token sees what it would see in a generation. Raises EngineBusy where there are no pages, and
-    NumericalError.
+    Under a policy (Window, Streaming, H2O) a token sees what it would see in a generation. Raises EngineBusy where there are no pages,
+    NumericalError, and EngineError for whatever else goes wrong.
     """
     sequence = loop.call(lambda: pool.start(ids[:1], room=len(ids))).result()
     dropped = False
@@ -44,7 +44,13 @@ def _chunk(ids: Sequence[int], sequence: KVSequence, runner: Runner, pool: KVPoo
     size = min(CHUNK, pool.room(sequence) or CHUNK, len(ids) - 1 - at)
     if not pool.reserve(sequence, at + size):
         raise EngineBusy("there are no pages to read the text into; wait for running requests, or raise kv_memory")
-    logits = runner.execute([Span(sequence, tuple(ids[at : at + size]), rows=size)])[0][:, :vocab_size].astype(np.float64)  # [size, V]
+    try:
+        rows = runner.execute([Span(sequence, tuple(ids[at : at + size]), rows=size)])[0]
+    except AgentKitError:
+        raise
+    except Exception as error:
+        raise EngineError(f"the engine failed on this text: {type(error).__name__}: {error}") from error
+    logits = rows[:, :vocab_size].astype(np.float64)  # [size, V]
     if np.isnan(logits).any():
         raise NumericalError(f"the model's logits have NaN between the tokens {at} and {at + size} of the text")
     largest = logits.max(1)

@@ -201,6 +201,8 @@ def test_files_that_do_not_belong_are_refused(make: Make, tmp_path: Path) -> Non
     file.write_bytes(data[:100])
     with pytest.raises(EngineError, match="damaged"):
         engine.prefix.load(file)
+    with pytest.raises(EngineError, match="is no file"):
+        engine.prefix.load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"prefix\.save"):
         engine.prefix.load(tmp_path / "none")
     engine.prefix.save(file)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentkit.engine import H2O, Engine, Streaming, Window
-from agentkit.errors import ContextTooLong, EngineBusy
+from agentkit.errors import ContextTooLong, EngineBusy, EngineError
 from tests.engine.loaded import loaded_model
 from tests.engine.tiny import attend_explicit
 
@@ -58,6 +58,20 @@ def test_values_that_the_engine_thread_itself_collects(tmp_path: Path) -> None:
         next(values[0])
         engine._loop.call(values.clear).result(30.0)
         engine._loop.call(lambda: None).result(30.0)
+        assert engine.stats().free_pages == engine.stats().pages
+
+
+def test_the_values_hold_their_engine_and_failures_are_the_engines(tmp_path: Path) -> None:
+    loaded = loaded_model(tmp_path / "model")
+    assert len(list(Engine(loaded, threads=1).score(IDS))) == len(IDS) - 1
+    with Engine(loaded, threads=1) as engine:
+
+        def broken(*args: Any) -> Any:
+            raise RuntimeError("no")
+
+        engine.decoder.forward = broken  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="failed on this text: RuntimeError: no"):
+            list(engine.score(IDS))
         assert engine.stats().free_pages == engine.stats().pages
 
 
