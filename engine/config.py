@@ -224,7 +224,7 @@ class EngineConfig:
         for name, allowed in (("weights", self.WEIGHTS), ("activations", self.ACTIVATIONS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(f"{name}={value!r} is not available in this version; choose one of {', '.join(map(repr, allowed))}")
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
         if not isinstance(self.kv, Window | Streaming | H2O):
             check_format(self.kv)
         if isinstance(self.kv, H2O):

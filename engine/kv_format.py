@@ -17,8 +17,8 @@ import torch
 from agentkit.engine.kernels.layout import SCALE_BYTES
 
 KV_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.uint8}
-_MOST = {torch.int8: 127.0, torch.uint8: 448.0}
-
+LARGEST = {torch.int8: 127.0, torch.uint8: 448.0}
+"""The largest magnitude of a code, by the type of the pool."""
 
 GPU_TAIL = 16
 """Bytes behind the codes on a GPU, of which the scale takes the first two: rows then begin where a thread reads 16 bytes at once."""
@@ -26,7 +26,7 @@ GPU_TAIL = 16
 
 def _tail(dtype: torch.dtype, device: torch.device) -> int:
     """Stored numbers behind the codes of a row."""
-    if dtype not in _MOST:
+    if dtype not in LARGEST:
         return 0
     return GPU_TAIL if device.type == "cuda" else SCALE_BYTES
 
@@ -43,10 +43,10 @@ def row_dim(data: torch.Tensor) -> int:
 
 def encode(rows: torch.Tensor, dtype: torch.dtype, *, keys: bool) -> torch.Tensor:
     """rows [..., D] -> as they are stored [..., row]."""
-    if dtype not in _MOST:
+    if dtype not in LARGEST:
         return rows.to(dtype)
     wide = mixed(rows.float()) if keys and is_mixed(dtype) else rows.float()
-    scale = _rounded_up(wide.abs().amax(-1, keepdim=True) / _MOST[dtype])  # [..., 1] bfloat16
+    scale = _rounded_up(wide.abs().amax(-1, keepdim=True) / LARGEST[dtype])  # [..., 1] bfloat16
     divisor = scale.float()
     codes = wide / torch.where(divisor > 0, divisor, 1.0)
     if dtype == torch.int8:
@@ -59,7 +59,7 @@ def encode(rows: torch.Tensor, dtype: torch.dtype, *, keys: bool) -> torch.Tenso
 
 def decode(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """stored [..., row] -> [..., D] in `dtype`; keys stay mixed."""
-    if stored.dtype not in _MOST:
+    if stored.dtype not in LARGEST:
         return stored.to(dtype)
     codes, tail = stored[..., : row_dim(stored)], stored[..., row_dim(stored) :]
     scale = tail[..., :SCALE_BYTES].contiguous().view(torch.bfloat16).float()  # [..., 1]

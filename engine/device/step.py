@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape, put
+from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape, send
 from agentkit.engine.kernels.gpu.choose import StepKernels
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
@@ -160,13 +160,13 @@ class DeviceStep:
 
     def set_pages(self, place: int, pages: Sequence[int]) -> None:
         """A request has other pages, or more of them."""
-        put(self.batch.pages[place, : len(pages)], np.asarray(pages, np.int32))
+        send(self.batch.pages[place, : len(pages)], np.asarray(pages, np.int32))
 
     def set_shared(self, pages: Sequence[int]) -> None:
         """The pages that all requests of the next launches begin with; at most `bucket.shared`."""
         prefix = self._prefix
         assert prefix is not None
-        put(prefix.pages[0, : len(pages)], np.asarray(pages, np.int32))
+        send(prefix.pages[0, : len(pages)], np.asarray(pages, np.int32))
         prefix.lengths.fill_(len(pages) * PAGE)
         prefix.first_keys.fill_(len(pages) * PAGE)
 

@@ -17,7 +17,7 @@ import torch
 
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["NOWHERE", "Batch", "BatchShape", "BatchSpan", "put"]
+__all__ = ["NOWHERE", "Batch", "BatchShape", "BatchSpan", "send"]
 
 NOWHERE = -1
 """Slot of a token whose key and value are not kept: padding."""
@@ -142,10 +142,10 @@ class Batch:
         """Overwrites the batch with `spans` and padding, in one copy that the host does not wait for. Raises ValueError if they do not fit."""
         if spans and not self.shape.holds(BatchShape.of(spans)):
             raise ValueError(f"a batch of {BatchShape.of(spans)} does not fit into {self.shape}")
-        put(self.block, _pack(self.shape, spans))
+        send(self.block, _pack(self.shape, spans))
 
 
-def put(target: torch.Tensor, values: np.ndarray) -> None:
+def send(target: torch.Tensor, values: np.ndarray) -> None:
     """Copies a host's numbers into a tensor without waiting for its device."""
     host = torch.from_numpy(values)
     target.copy_(host.pin_memory() if target.is_cuda else host, non_blocking=True)  # torch keeps pinned memory until the copy from it is over

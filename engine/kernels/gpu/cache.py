@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from agentkit.engine import kv_format
 from agentkit.engine.kernels.layout import SCALE_BYTES
 from agentkit.engine.kv_format import row_dim, row_size
 
 __all__ = ["LARGEST", "KVLayer"]
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+LARGEST = {torch.int8: kv_format.LARGEST[torch.int8], torch.float8_e4m3fn: kv_format.LARGEST[torch.uint8]}
 """What the largest magnitude of a vector becomes at most, by stored type."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.kernels.gpu.batch import put
+from agentkit.engine.kernels.gpu.batch import send
 
 __all__ = ["FINE", "INFINITE", "NAN", "NOTHING", "NO_MASK", "ONLY_MINUS_INFINITY", "STUCK", "Draw", "Sampled", "SamplingBatch"]
 
@@ -115,7 +115,7 @@ class SamplingBatch:
             raise ValueError("this batch has no room for the penalties or biases of the request; make one with history= and biases=")
         temperature = 0.0 if p.greedy else p.temperature
         row = [temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty]
-        put(self.numbers[:, place], np.asarray(row, np.float64))
+        send(self.numbers[:, place], np.asarray(row, np.float64))
         self.top_k[place] = min(p.top_k, (1 << 31) - 1)
         self.seeds[place] = (draw.seed + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed number
         self.positions[place], self.streams[place] = draw.position, draw.stream
@@ -124,8 +124,8 @@ class SamplingBatch:
         if self.bias_ids is not None and self.biases is not None:
             self.bias_ids[place] = -1
             ids = list(p.logit_bias)
-            put(self.bias_ids[place, : len(ids)], np.asarray(ids, np.int32))
-            put(self.biases[place, : len(ids)], np.asarray(list(p.logit_bias.values()), np.float32))
+            send(self.bias_ids[place, : len(ids)], np.asarray(ids, np.int32))
+            send(self.biases[place, : len(ids)], np.asarray(list(p.logit_bias.values()), np.float32))
 
     @staticmethod
     def _load_history(history: torch.Tensor, draw: Draw) -> None:
@@ -133,7 +133,7 @@ class SamplingBatch:
             row = 2 * np.bincount(np.asarray(draw.written, np.int64), minlength=history.numel())[: history.numel()]
             prompt = np.asarray(draw.prompt, np.int64)
             row[prompt[prompt < row.size]] |= 1
-            put(history, row.astype(np.int32))
+            send(history, row.astype(np.int32))
         else:
             history.zero_()
 
