@@ -112,7 +112,7 @@ class Intake:
     def _ends_with(self, prompt: Sequence[int], text: str, marks: Mapping[int, str]) -> bool:
         """Whether nothing but blanks comes behind the last `text` in a prompt. marks: token id -> its text, for special tokens."""
         end = ""
-        for marked, run in itertools.groupby(prompt[-len(text.encode()) - _LOOK_BACK :], marks.__contains__):
+        for marked, run in itertools.groupby(prompt[-4 * len(text) - _LOOK_BACK :], marks.__contains__):
             tokens = list(run)
             end += "".join(marks[token] for token in tokens) if marked else self._loaded.tokenizer.decode(tokens, continuation=True)
         _, found, behind = end.rpartition(text)

@@ -62,9 +62,9 @@ def load_prefixes(pool: KVPool, path: Path, model: str) -> int:
     header, data = _open(path, data=True)
     if header.get("format") != FORMAT:
         raise EngineError(f"{path} is not a prefix file of this version ({header.get('format')!r}, expected {FORMAT!r}); write it again with prefix.save")
-    for name, mine in (("model", model), ("kv", _kind(pool))):
+    for name, what, mine in (("model", "model, weights or kv policy", model), ("kv", "kv format", _kind(pool))):
         if header.get(name) != mine:
-            raise EngineError(f"{path} was written with another {name} ({header.get(name)!r}, here {mine!r}); its keys and values mean nothing here")
+            raise EngineError(f"{path} was written with another {what} ({header.get(name)!r}, here {mine!r}); its keys and values mean nothing here")
     if "tree" not in header or header.get("digest") != _digest(data, header):
         raise EngineError(f"{path} is damaged: its contents do not match their digest; delete it and write it again with prefix.save")
     return _insert(pool, json.loads(header["tree"]), data)

@@ -119,6 +119,8 @@ def test_what_begins_reasoning_may_end_in_blanks_and_be_of_any_letters(begin: st
     with thinking(tmp_path, f"{THOUGHT}</think>ok END x", prompt=prompt) as engine:
         made = engine.generate(prompt, stop="END", stop_outside=(begin, "</think>"), max_tokens=120)
         assert (made.text, made.stop_string) == (f"{THOUGHT}</think>ok ", "END")
+        never = engine.generate(prompt, stop="END", stop_outside=("\ud800", "</think>"), max_tokens=120)
+        assert never.stop_string == "END"
 
 
 @case("eng-stop-not-in-reasoning")
