@@ -224,7 +224,7 @@ class EngineConfig:
         for name, allowed in (("weights", self.WEIGHTS), ("activations", self.ACTIVATIONS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+                raise ValueError(f"{name}={value!r} is not available; choose one of {', '.join(map(repr, allowed))}")
         if not isinstance(self.kv, Window | Streaming | H2O):
             check_format(self.kv)
         if isinstance(self.kv, H2O):

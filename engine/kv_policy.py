@@ -149,7 +149,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
 def check_format(value: Any) -> None:
     """Raises ValueError for anything but one of FORMATS."""
     if value not in FORMATS:
-        raise ValueError(f"kv: the format must be one of {', '.join(map(repr, FORMATS))}, not {value!r}")
+        raise ValueError(f"kv: the format {value!r} is not available; choose one of {', '.join(map(repr, FORMATS))}")
 
 
 def _widest(windows: Sequence[int | None]) -> int | None:
