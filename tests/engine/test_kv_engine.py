@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def test_many_at_once_with_little_memory_come_out_the_same(kv: Any, make: Callab
     wanted = [roomy.generate(prompt, max_tokens=100).token_ids for prompt in prompts]
     page = roomy._scheduler.pool.shape.bytes_per_page
     tight = make(kv, kv_memory=12 * page)
+    gate = threading.Event()
+    tight._loop.call(lambda: gate.wait(60))  # all are there before the first is stepped
     streams = [tight.stream(prompt, max_tokens=100) for prompt in prompts]
+    gate.set()
     found = [list(stream)[-1].generation for stream in streams]  # type: ignore[union-attr]
     assert [g.token_ids for g in found] == wanted
     assert sum(g.usage.preemptions for g in found) > 0
