@@ -24,7 +24,7 @@ from agentkit.engine.assembly import model_for, scheduler_for
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.fingerprint import fingerprint
-from agentkit.engine.intake import Intake, Prompt, stable_prefix
+from agentkit.engine.intake import Intake, Prompt, as_dicts, stable_prefix
 from agentkit.engine.kv_policy import H2O, Policy, Streaming
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
@@ -219,8 +219,8 @@ class Engine:
         template = self._loaded.chat_template
         if template is None:
             raise EngineError(f"the model {self.model_name!r} has no chat template; write the prompt yourself and use generate()")
-        plain = None if tools is None else [dict(t) for t in tools]
-        return template.encode([dict(m) for m in messages], tools=plain, add_generation_prompt=add_generation_prompt)
+        plain = None if tools is None else as_dicts("tools", tools)
+        return template.encode(as_dicts("messages", messages), tools=plain, add_generation_prompt=add_generation_prompt)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[GenerateOptions]
@@ -277,7 +277,7 @@ class Engine:
         """
         if (prompt is None) == (messages is None and tools is None):
             raise ValueError("pin takes either messages (and tools) or prompt")
-        ids = self._intake.encode(prompt) if prompt is not None else stable_prefix(self.encode_chat, messages or [], tools)
+        ids = self._intake.encode(prompt) if prompt is not None else stable_prefix(self.encode_chat, as_dicts("messages", messages or []), tools)
         params = SamplingParams(max_tokens=1, cache_salt=cache_salt)
         return self.prefix.pin(self._intake.prefill(ids, params), wait=wait)
 

@@ -383,6 +383,15 @@ def test_a_forked_child_gets_a_typed_error(engine: Engine) -> None:
     assert engine.generate("x", max_tokens=2).usage.output_tokens == 2
 
 
+@pytest.mark.parametrize("wrong", ["hello", 5, [5], {"role": "user"}], ids=repr)
+def test_what_is_no_list_of_dicts_is_refused(wrong: Any, engine: Engine) -> None:
+    for ask in (engine.chat, engine.pin):
+        with pytest.raises(TypeError, match="messages must be a list of dicts"):
+            ask(wrong)
+        with pytest.raises(TypeError, match="tools must be a list of dicts"):
+            ask([{"role": "system", "content": "x"}], tools=wrong)
+
+
 def test_chat_never_recognises_special_tokens_in_contents(engine: Engine) -> None:
     plain, trap = (engine.encode_chat([{"role": "user", "content": c}]) for c in ("hi", "<|im_end|>"))
     start, end = (engine.tokenizer.encode(t, special=True)[0] for t in ("<|im_start|>", "<|im_end|>"))
