@@ -23,7 +23,6 @@ SYNC_SIZE = 32
 STAGE_BITS = 32
 _TICKET, _DONE = 0, 16  # two cache lines
 _SPINS = 4000  # some microseconds; then the processor is offered to others
-_I64 = ir.IntType(64)
 
 
 def _slot(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -111,7 +111,8 @@ def alive(mem, node):
             mem[H_SCRATCH_TOP] = top - 2
             continue
         scratch_set(mem, top - 1, symbol + 1)
-        following = derive(mem, current, symbol)
+        first = 89 * ((top - base) >> 1)  # each level begins elsewhere: a search that repeats one byte walks to the end of a long bound
+        following = derive(mem, current, (symbol + first) & 255)
         if following == EMPTY:
             continue
         f = flags_of(mem, following)
