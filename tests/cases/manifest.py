@@ -123,6 +123,7 @@ TESTED: dict[Statement, tuple[str, ...]] = {
     ("eng-stop-not-in-reasoning", 0): (
         f"{_CASES}stop.py::test_a_stop_string_does_not_cut_the_reasoning",
         f"{_CASES}stop.py::test_reasoning_that_the_prompt_has_begun",
+        f"{_CASES}stop.py::test_what_begins_reasoning_may_end_in_blanks_and_be_of_any_letters",
         f"{_CASES}stop.py::test_under_the_grammar_of_a_turn",
         f"{_CASES}stop.py::test_what_is_no_pair_of_texts_is_refused",
     ),
