@@ -92,14 +92,15 @@ class DeviceStep:
 
         Raises EngineError where that fails.
         """
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.inference_mode():
-            for _ in range(2):
-                self._body()
-        torch.cuda.current_stream().wait_stream(stream)
+        device = self._results.device
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
+        stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
         try:
+            with torch.cuda.stream(stream), torch.inference_mode():
+                for _ in range(2):
+                    self._body()
+            torch.cuda.current_stream(device).wait_stream(stream)
             with torch.inference_mode(), torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
                 self._body()
         except RuntimeError as error:
@@ -187,8 +188,8 @@ class DeviceStep:
         if self._results.is_cuda:
             host = torch.empty_like(self._results, device="cpu", pin_memory=True)
             host.copy_(self._results, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
+            event.record(torch.cuda.current_stream(self._results.device))
         self._flying.append((self.launches, host, event))
         self.launches += 1
 
