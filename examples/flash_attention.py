@@ -55,7 +55,8 @@ class Prompt:
 
     def whole(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v [1, H, T, D], keys repeated for their group."""
-        return tuple(x.transpose(0, 1).repeat_interleave(n, 0)[None] for x, n in ((self.q, 1), (self.k, self.group), (self.v, self.group)))  # type: ignore[return-value]
+        q, k, v = (x.transpose(0, 1).repeat_interleave(n, 0)[None] for x, n in ((self.q, 1), (self.k, self.group), (self.v, self.group)))
+        return q, k, v
 
 
 def standard(prompt: Prompt) -> torch.Tensor:

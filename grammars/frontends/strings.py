@@ -101,8 +101,8 @@ class StringFacets:
                 lower(Builder(), tree, JSON, f"{pointer}/pattern")  # what cannot be made regular is refused here
             if tree != ast.ANY_TEXT:
                 patterns = frozenset([pattern])
-        known = format is not None and formats.find(format) is not None
-        return StringFacets(min_length, max_length, patterns, formats=frozenset([format]) if known else frozenset())  # type: ignore[list-item]
+        known = frozenset[str]() if format is None or formats.find(format) is None else frozenset([format])
+        return StringFacets(min_length, max_length, patterns, formats=known)
 
     @property
     def lengths_only(self) -> bool:

@@ -105,7 +105,7 @@ class Bench:
         for length in s.pick((512, 2048, 8192), (20,)):
             if box.left(f"prompt of {length}"):
                 seconds = forward_times(s, self.model, spans_for([(0, length)]), graph=False)["eager_s"]
-                products = 2 * length * (matrix_bytes(self.model) - self.model.head.weight.nbytes) / s.dtype.itemsize  # type: ignore[attr-defined]
+                products = 2 * length * matrix_bytes(self.model, head=False) / s.dtype.itemsize
                 flops = products + 2 * length**2 * c.num_heads * c.head_dim * c.num_layers
                 found.append(
                     {"tokens": length, "seconds": seconds, "flops_per_s": flops / seconds, "of_matmul": self.share("matmul_flops_per_s", flops / seconds)}

@@ -39,10 +39,11 @@ class Setup:
     @property
     def model(self) -> dict[str, int]:
         """Sizes of a Qwen2-7B."""
-        return self.pick(
+        sizes: dict[str, int] = self.pick(
             {"hidden": 3584, "inner": 18944, "layers": 28, "heads": 28, "kv": 4, "dim": 128, "vocabulary": 152064},
             {"hidden": 32, "inner": 48, "layers": 1, "heads": 2, "kv": 1, "dim": 16, "vocabulary": 300},
-        )  # type: ignore[no-any-return]
+        )
+        return sizes
 
     def sync(self) -> None:
         if self.device.type == "cuda":
@@ -122,10 +123,12 @@ def random_model(setup: Setup) -> Decoder:
     return Decoder(config, embedding, layers, ones, dense(s["vocabulary"], hidden))
 
 
-def matrix_bytes(model: Decoder) -> int:
-    """Of all matrices that a token goes through."""
+def matrix_bytes(model: Decoder, *, head: bool = True) -> int:
+    """Of all matrices that a token goes through. head: with the one that makes logits, which a prompt's tokens do without but for the last."""
     linears: list[Any] = [getattr(layer, part) for layer in model.layers for part in ("qkv", "out", "gate_up", "down")]
-    return sum(linear.weight.nbytes for linear in (*linears, model.head))
+    if head:
+        linears.append(model.head)
+    return sum(linear.weight.nbytes for linear in linears)
 
 
 def spans_for(sizes: Sequence[tuple[int, int]], rows: int = 1, shared_pages: int = 0) -> list[BatchSpan]:

@@ -6,7 +6,7 @@ Inputs: a Setup, a time box, and a model for the steps. The vocabulary is made u
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -61,12 +61,12 @@ def sampling(setup: Setup, box: Box) -> Figures:
         logits = 3 * torch.randn(size, width, generator=generator, device=setup.device)
         bank = torch.randint(-(1 << 31), (1 << 31) - 1, (4, (width + 31) // 32), generator=generator, device=setup.device, dtype=torch.int32)
         rows = (torch.arange(size, device=setup.device, dtype=torch.int32) % 5) - 1
-        row: Figures = {"batch": size, "sort_s": clock(setup, lambda logits=logits: logits.sort(1, descending=True))}  # type: ignore[misc]
+        row: Figures = {"batch": size, "sort_s": clock(setup, partial(logits.sort, 1, descending=True))}
         for name, options in SAMPLING.items():
             if box.left(f"{name} of {size}"):
                 draws = [Draw(SamplingParams(**options), seed) for seed in range(size)]
                 batch, out, want = SamplingBatch.of(draws, width, setup.device), Sampled.empty(size, setup.device), Sampled.empty(size, setup.device)
-                row[f"{name}_s"] = clock(setup, lambda b=batch, o=out, x=logits, m=bank, r=rows: sampler.sample(x, m, r, b, o, vocab_size=width))  # type: ignore[misc]
+                row[f"{name}_s"] = clock(setup, partial(sampler.sample, logits, bank, rows, batch, out, vocab_size=width))
                 sampler_reference.sample(logits, bank, rows, batch, want, vocab_size=width)
                 row[f"{name}_equal"] = float((out.tokens == want.tokens).double().mean())
                 if row[f"{name}_equal"] < 0.97:  # the last digit of a sum may decide now and then
@@ -89,8 +89,8 @@ def masks(setup: Setup, box: Box) -> Figures:
             status, rows = torch.zeros(2, size, dtype=torch.int32, device=setup.device)
             pushdown.find_rows(tables, states, status, rows)
             row: Figures = {"grammar": name, "batch": size}
-            row["build_s"] = clock(setup, lambda t=tables, s=states, o=status, r=rows: pushdown.build_rows(t, s, o, r))  # type: ignore[misc]
-            row["find_s"] = clock(setup, lambda t=tables, s=states, o=status, r=rows: pushdown.find_rows(t, s, o, r))  # type: ignore[misc]
+            row["build_s"] = clock(setup, partial(pushdown.build_rows, tables, states, status, rows))
+            row["find_s"] = clock(setup, partial(pushdown.find_rows, tables, states, status, rows))
             pushdown.build_rows(tables, states, status, rows)
             built = tables.bank[tables.rows].cpu()
             slow = Tables.of(host, 1, "cpu")
@@ -102,7 +102,7 @@ def masks(setup: Setup, box: Box) -> Figures:
                 raise AssertionError(f"the mask of {name} differs from its reference")
             if grammar is TEXT:  # a blank leads back to where it came from
                 stay = torch.full((size,), words.by_bytes[0][b" "], device=setup.device)
-                row["advance_s"] = clock(setup, lambda t=tables, s=states, o=status, x=stay: pushdown.advance(t, s, o, x))  # type: ignore[misc]
+                row["advance_s"] = clock(setup, partial(pushdown.advance, tables, states, status, stay))
             found.append(row)
     return {"rows": found}
 

@@ -5,7 +5,7 @@ Triton is imported only where it is chosen: it is not installed everywhere. Know
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
 
 import torch
@@ -71,12 +71,18 @@ def step_kernels(name: str, device: torch.device) -> StepKernels:
     """What a decode step calls beside the decoder; as for `kernel_set`."""
     _check(name, device)
     if name == "reference":
-        from agentkit.engine.kernels.gpu.sampler_reference import sample
-        from agentkit.grammars.kernels import pushdown_reference as pushdown
-    else:
-        from agentkit.engine.kernels.gpu.sampler import sample
-        from agentkit.grammars.kernels import pushdown  # type: ignore[no-redef]
-    return cast(StepKernels, SimpleNamespace(sample=sample, find_rows=pushdown.find_rows, build_rows=pushdown.build_rows, advance=pushdown.advance))
+        from agentkit.engine.kernels.gpu import sampler_reference
+        from agentkit.grammars.kernels import pushdown_reference
+
+        return _joined(sampler_reference, pushdown_reference)
+    from agentkit.engine.kernels.gpu import sampler
+    from agentkit.grammars.kernels import pushdown
+
+    return _joined(sampler, pushdown)
+
+
+def _joined(sampler: ModuleType, pushdown: ModuleType) -> StepKernels:
+    return cast(StepKernels, SimpleNamespace(sample=sampler.sample, find_rows=pushdown.find_rows, build_rows=pushdown.build_rows, advance=pushdown.advance))
 
 
 def _check(name: str, device: torch.device) -> None:
