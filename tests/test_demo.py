@@ -26,7 +26,6 @@ from agentkit.errors import ModelNotFound, ToolError
 from agentkit.messages import check_history
 from agentkit.usage import RunUsage
 from tests.agent.scripted import ScriptedModel, calls
-from tests.engine.models.fixtures import smollm2_folder  # noqa: F401  # a fixture
 
 WEATHER = calls(("get_weather", {"city": "Oslo"}))
 

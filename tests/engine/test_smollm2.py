@@ -12,8 +12,6 @@ import pytest
 from pydantic import BaseModel
 
 from agentkit.engine import Engine, TokenEvent
-from agentkit.engine.models.store import path
-from agentkit.errors import ModelNotFound
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
 
@@ -25,11 +23,7 @@ class Trip(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    try:
-        path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def engine(smollm2_folder: Path) -> Iterator[Engine]:
     with Engine("smollm2-135m") as engine:
         yield engine
 

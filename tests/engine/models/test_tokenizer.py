@@ -14,10 +14,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from agentkit.engine.models.tokenizer import Tokenizer
 from agentkit.errors import EngineError
 from tests.engine.models.corpus import texts
-from tests.engine.models.fixtures import smollm2_folder
 from tests.engine.models.synthetic import VOCABULARY, byte_tokenizer
 
-__all__ = ["smollm2_folder"]
 IM_START, IM_END = VOCABULARY.index("<|im_start|>"), VOCABULARY.index("<|im_end|>")
 
 

@@ -22,7 +22,6 @@ from agentkit.engine import Engine
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.models.store import path
 from agentkit.engine.runner import TorchRunner
 from agentkit.engine.speculation.draft_model import DraftModelProposer
 from agentkit.engine.speculation.heads import EagleHead, HeadsConfig, MedusaHeads, save_heads
@@ -30,7 +29,6 @@ from agentkit.engine.speculation.pace import StepCosts
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.speculation.training import output_rows
 from agentkit.engine.weights.packed import PackedDecoder
-from agentkit.errors import ModelNotFound
 from agentkit.speculation.prompts import Prompt, made_up
 from agentkit.speculation.train import ask
 from tests.engine.kernels.models import decoder, quantised
@@ -111,11 +109,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    try:
-        path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def smollm2(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     with Engine("smollm2-135m", speculation="off") as engine:
         if not isinstance(engine.decoder, PackedDecoder):
             pytest.skip("this processor does not run the kernels that keep one order of sums")

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from agentkit.engine import Engine
-from agentkit.engine.models.store import path
-from agentkit.errors import InvalidGrammar, ModelNotFound
+from agentkit.errors import InvalidGrammar
 from agentkit.grammars import Grammar, Vocabulary, library
 from tests.cases.judge import BYTES, wrongly_judged
 from tests.grammars.cfg.walks import random_text
@@ -128,11 +127,7 @@ def test_a_name_that_is_not_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    try:
-        path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def engine(smollm2_folder: Path) -> Iterator[Engine]:
     with Engine("smollm2-135m") as engine:
         yield engine
 

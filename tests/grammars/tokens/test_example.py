@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from agentkit.engine import Engine
-from agentkit.engine.models import store
-from agentkit.errors import ModelNotFound
 from agentkit.grammars.settings import settings
 from tests.engine.loaded import loaded_model
 
@@ -50,11 +48,7 @@ def test_it_runs(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_it_runs_on_the_embedded_model(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        store.path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def test_it_runs_on_the_embedded_model(smollm2_folder: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     costs = example.main(["--plain"])
     out = capsys.readouterr().out
     check(example, costs, out)

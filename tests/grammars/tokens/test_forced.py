@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkit.engine.models import store
-from agentkit.errors import BudgetTooSmall, ModelNotFound, NoTokenPath
+from agentkit.errors import BudgetTooSmall, NoTokenPath
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.expr import Builder
 from tests.grammars.tokens.built import FAMILIES, SPECIALS
@@ -208,11 +207,8 @@ def test_special_tokens_count_one_and_nothing_merges_with_them() -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Vocabulary:
-    try:
-        return Vocabulary.from_tokenizer(store.path("smollm2-135m"), [2])
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
+def smollm2(smollm2_folder: Path) -> Vocabulary:
+    return Vocabulary.from_tokenizer(smollm2_folder, [2])
 
 
 def test_the_embedded_model_counts_five(smollm2: Vocabulary) -> None:

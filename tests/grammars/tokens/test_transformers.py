@@ -14,8 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
-from agentkit.engine.models import store
-from agentkit.errors import BudgetTooSmall, GrammarError, ModelNotFound
+from agentkit.errors import BudgetTooSmall, GrammarError
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.integrations.transformers import GrammarLogitsProcessor
 from tests.grammars.tokens.built import FAMILIES, SPECIALS
@@ -197,14 +196,10 @@ def test_bad_arguments_are_typed_errors(vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_model() -> None:
-    try:
-        path = store.path("smollm2-135m")
-    except ModelNotFound:
-        pytest.skip("SmolLM2 is not in the cache: run `agentkit models pull smollm2-135m`")
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+def test_the_real_model(smollm2_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
     vocabulary = Vocabulary.from_tokenizer(tokenizer, [0, 2], width=model.config.vocab_size)
     processor = GrammarLogitsProcessor([Grammar.from_json_schema(SCHEMA), Grammar.from_regex(IPV4)], vocabulary)
     for options in ({}, {"num_beams": 2}, {"do_sample": True}):
