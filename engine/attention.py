@@ -22,6 +22,7 @@ from agentkit.engine.kernels.library import supported
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES
 from agentkit.engine.kv_format import encode, is_mixed, mixed, row_dim
+from agentkit.engine.kv_groups import PageGroups
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.run_attention import Sight, Tree, attend_and_sum, attend_run, attend_sinks, merge, runs_of, tree_of
 
@@ -31,20 +32,22 @@ _STORED = {torch.float32: torch.float32, torch.float16: torch.int16, torch.bfloa
 
 
 class PagedSequence(Protocol):
-    """Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE of the pool. Pages that nobody sees any more may be gone."""
+    """By each of its page tables, position p lies in slot table[p // PAGE] * PAGE + p % PAGE of the pool. Pages that nobody sees any more may be gone."""
 
     @property
-    def pages(self) -> Sequence[int]: ...
+    def tables(self) -> Sequence[Sequence[int]]: ...
 
 
 class PagedPool(Protocol):
-    """data [L, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py. reach: what of them a token sees.
+    """data [layers of a page, 2, KV, S, row]: keys (0) and values (1) of every slot, see kv_format.py. groups: which layers share pages.
 
-    sums [S]: where attention decides what is kept, what each slot has received is added up there; else None.
+    reach: what a token sees. sums [S]: where attention decides what is kept, what each slot has received is added up there; else None.
     """
 
     @property
     def data(self) -> torch.Tensor: ...
+    @property
+    def groups(self) -> PageGroups: ...
     @property
     def reach(self) -> Reach: ...
     @property
@@ -53,9 +56,9 @@ class PagedPool(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer and head.
+    """What the kernels need to attend: see engine/kernels/attention.py. data: the flat pool of slot_count slots per layer of a page and head.
 
-    window, sinks, left_out: see forward.Batch. sums: see PagedPool.
+    slots [tables, T], pages [tables, n], places (as `tables`), window, sinks, left_out: see forward.Batch. sums: see PagedPool.
     """
 
     data: Array
@@ -71,6 +74,7 @@ class Plan:
     window: int
     sinks: int
     left_out: Array
+    places: Array
     sums: Array | None
 
     def weighing(self, heads: int, kv_heads: int) -> tuple[Array, Array]:
@@ -84,8 +88,8 @@ class Plan:
         if self.sums is None:
             return
         if begin:
-            self.sums[self.slots] = 0.0
-        kernels.add_up(self.pages, self.tasks, kv_heads, received, self.sums)
+            self.sums[self.slots[0]] = 0.0
+        kernels.add_up(self.pages[0], self.tasks, kv_heads, received, self.sums)
 
 
 class BatchAttention:
@@ -106,17 +110,19 @@ class BatchAttention:
 
     def __init__(self, pool: PagedPool, spans: Sequence[tuple[PagedSequence, int, int]], parents: Sequence[Sequence[int]] | None = None) -> None:
         self._data = pool.data
+        self._groups = pool.groups
         self._reach = pool.reach
         self._sums = pool.sums
         self._spans = tuple(spans)
         self._trees = [tree_of(tree, offset + count) for tree, (_, offset, count) in zip(parents, spans, strict=True)] if parents else [None] * len(spans)
         self._plan: Plan | None = None
         self._turns: dict[int, torch.Tensor] = {}
+        self._runs_of: dict[int, list[list[tuple[int, int, int]]]] = {}
 
     def plan(self, group: int) -> Plan | None:
         """The tables of this batch for `group` query heads per key head; None where the kernels do not apply."""
         if self._plan is None and self._data.device.type == "cpu" and self._data.dtype in _STORED and row_dim(self._data) % LANES == 0 and supported():
-            self._plan = _plan(self._data, self._spans, self._trees, self._positions, group, self._reach, self._sums)
+            self._plan = _plan(self._data, self._groups, self._spans, self._trees, self._positions, group, self._reach, self._sums)
         return self._plan
 
     @cached_property
@@ -130,13 +136,19 @@ class BatchAttention:
         return np.concatenate(parts)
 
     @cached_property
-    def _slots(self) -> torch.Tensor:
-        slots = [sequence.pages[p // PAGE] * PAGE + p % PAGE for sequence, offset, count in self._spans for p in range(offset, offset + count)]
-        return torch.tensor(slots, dtype=torch.long, device=self._data.device)  # [T]
+    def _slots(self) -> list[torch.Tensor]:
+        """By each table [T]."""
+        of_tables: list[list[int]] = [[] for _ in range(self._groups.tables)]
+        for sequence, offset, count in self._spans:
+            for slots, pages in zip(of_tables, sequence.tables, strict=True):
+                slots.extend(pages[p // PAGE] * PAGE + p % PAGE for p in range(offset, offset + count))
+        return list(torch.tensor(of_tables, dtype=torch.long, device=self._data.device))
 
-    @cached_property
-    def _runs(self) -> list[list[tuple[int, int, int]]]:
-        return [runs_of(sequence.pages, self._reach.lowest(offset), offset, offset + count) for sequence, offset, count in self._spans]
+    def _runs(self, table: int) -> list[list[tuple[int, int, int]]]:
+        if table not in self._runs_of:
+            lowest = next(group.lowest for group in self._groups.groups if table in group.tables)
+            self._runs_of[table] = [runs_of(sequence.tables[table], lowest(offset), offset, offset + count) for sequence, offset, count in self._spans]
+        return self._runs_of[table]
 
     def _back(self, layer: int) -> torch.Tensor:
         """Cosines, then sines [T, D], of the positions that each token leaves out between the sinks and its window."""
@@ -160,8 +172,9 @@ class BatchAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        table, stored = self._groups.places[layer]
         for part, new in enumerate((k, v)):
-            self._data[layer, part].index_copy_(1, self._slots, encode(new.transpose(0, 1), self._data.dtype, keys=part == 0))
+            self._data[stored, part].index_copy_(1, self._slots[table], encode(new.transpose(0, 1), self._data.dtype, keys=part == 0))
         limit = self._reach.window
         sight = Sight(window if limit is None or (window is not None and window < limit) else limit, self._reach.sinks)
         plan = self.plan(q.shape[1] // k.shape[1]) if q.dtype == torch.float32 and sinks is None else None
@@ -173,20 +186,21 @@ class BatchAttention:
     def _by_runs(self, layer: int, q: torch.Tensor, sight: Sight, cap: tuple[float, float | None], extra: torch.Tensor | None) -> torch.Tensor:
         """q [T, H, D] of all spans, by torch. extra [H]: scores without a value."""
         if self._sums is not None and layer == 0:
-            self._sums[self._slots] = 0.0
+            self._sums[self._slots[0]] = 0.0
         mix = mixed if is_mixed(self._data.dtype) else _as_it_is
         back = mix(_turned_back(q, self._back(layer))) if sight.sinks else q
         q, positions = mix(q), torch.from_numpy(self._positions).to(q.device)
-        out, start = torch.empty_like(q), 0
-        for (sequence, offset, count), runs, tree in zip(self._spans, self._runs, self._trees, strict=True):
+        table, stored = self._groups.places[layer]
+        data, out, start = self._data[stored], torch.empty_like(q), 0
+        for (sequence, offset, count), runs, tree in zip(self._spans, self._runs(table), self._trees, strict=True):
             own = slice(start, start + count)
             if self._sums is not None:
-                out[own] = attend_and_sum(self._data[layer], q[own], runs, self._sums, cap, extra)
+                out[own] = attend_and_sum(data, q[own], runs, self._sums, cap, extra)
                 start += count
                 continue
-            found = [attend_run(self._data[layer], q[own], run, (offset, positions[own]), tree, sight, cap) for run in runs]
+            found = [attend_run(data, q[own], run, (offset, positions[own]), tree, sight, cap) for run in runs]
             if sight.sinks:
-                found.append(attend_sinks(self._data[layer], back[own], sequence.pages, positions[own], sight, cap))
+                found.append(attend_sinks(data, back[own], sequence.tables[table], positions[own], sight, cap))
             if extra is not None:
                 found.append((torch.zeros_like(q[own]), extra.float().expand(q[own].shape[:2])))
             out[own] = merge([part for part in found if part is not None])
@@ -219,6 +233,7 @@ def _left_out(positions: Array, reach: Reach) -> Array:
 
 def _plan(
     data: torch.Tensor,
+    groups: PageGroups,
     spans: Sequence[tuple[PagedSequence, int, int]],
     trees: Sequence[Tree | None],
     positions: Array,
@@ -228,17 +243,19 @@ def _plan(
 ) -> Plan:
     offsets = np.array([offset for _, offset, _ in spans], np.int64)
     counts = np.array([count for _, _, count in spans], np.int64)
-    starts = np.array([reach.lowest(offset) // kernels.RANGE for _, offset, _ in spans], np.int64)
+    lowest = groups.groups[0].lowest  # other groups see less: what is gone for them their tokens do not look at
+    starts = np.array([lowest(offset) // kernels.RANGE for _, offset, _ in spans], np.int64)
     skipped, needed = starts * kernels.RANGE_PAGES, (offsets + counts + PAGE - 1) // PAGE
-    listed = [np.array(s.pages[first:end], np.int64) for (s, _, _), first, end in zip(spans, skipped.tolist(), needed.tolist(), strict=True)]
+    bounds = zip(spans, skipped.tolist(), needed.tolist(), strict=True)
+    listed = [np.array([pages[first:end] for pages in s.tables], np.int64) for (s, _, _), first, end in bounds]  # [tables, pages]
     first_page = np.concatenate((np.zeros(1, np.int64), np.cumsum(needed - skipped)))
     sink_pages = -(-reach.sinks // PAGE)
     if sink_pages:
-        listed += [np.array((*s.pages[:sink_pages], *[0] * sink_pages)[:sink_pages], np.int64) for s, _, _ in spans]
-    pages = np.concatenate(listed)
+        listed += [np.array([(*s.tables[0][:sink_pages], *[0] * sink_pages)[:sink_pages]], np.int64) for s, _, _ in spans]
+    pages = np.concatenate(listed, 1)
     branching = any(tree is not None for tree in trees)
     at = np.concatenate([np.arange(offset, offset + count) for _, offset, count in spans]) if branching else positions
-    slots = pages[np.repeat(first_page[:-1] - skipped, counts) + at // PAGE] * PAGE + at % PAGE
+    slots = pages[:, np.repeat(first_page[:-1] - skipped, counts) + at // PAGE] * PAGE + at % PAGE
     ranges = (offsets + counts + kernels.RANGE - 1) // kernels.RANGE - starts + bool(reach.sinks)
     tiles = -(-counts // max(1, kernels.ROWS // group))
     tasks = np.empty((int((ranges * tiles).sum()), kernels.TASK_COLUMNS), np.int64)
@@ -260,7 +277,7 @@ def _plan(
     flat = data.view(_STORED[data.dtype]).view(-1).numpy()
     return Plan(
         flat, data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials, reach.window or 0, reach.sinks, left_out,
-        None if sums is None else sums.numpy(),
+        np.array(groups.places, np.int64), None if sums is None else sums.numpy(),
     )  # fmt: skip
 
 
@@ -269,11 +286,11 @@ def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, sight: Sight
     heads, dim = q.shape[1:]
     out = torch.empty(q.shape)
     partial = np.empty(plan.partials * heads * (dim + 2), np.float32)
-    constants = np.float32(scale), np.float32(softcap or 0.0)
+    constants, (table, stored) = (np.float32(scale), np.float32(softcap or 0.0)), plan.places[layer]
     exponentials, received = plan.weighing(heads, kv)
     TEAM.run(
-        kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages, plan.tasks, plan.rows, plan.parts, plan.positions, plan.trees,
-        q.contiguous().view(-1).numpy(), heads, dim, plan.data, layer, kv, plan.slot_count, sight.window or 0, sight.sinks, turns, *constants, partial,
+        kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages[table], plan.tasks, plan.rows, plan.parts, plan.positions,
+        plan.trees, q.contiguous().view(-1).numpy(), heads, dim, plan.data, int(stored), kv, plan.slot_count, sight.window or 0, sight.sinks, turns, *constants, partial,
         exponentials, received, out.view(-1).numpy(),
     )  # fmt: skip
     plan.add_up(kv, received, begin=layer == 0)

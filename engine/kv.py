@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import STEP, Reach
 from agentkit.engine.kv_sequence import CHUNK, GONE, KVSequence, KVShape, most_pages, pages_for
 from agentkit.engine.pages import PageAllocator
@@ -43,6 +44,7 @@ class KVPool:
     def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake, reach: Reach | None = None) -> None:
         self.shape = shape
         self.reach = reach or Reach()
+        self.groups = together(shape.layers, self.reach)
         self.page_count = max(1, budget // shape.bytes_per_page)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
         try:

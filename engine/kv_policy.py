@@ -97,6 +97,7 @@ class Reach:
 
     window: positions that a token sees in any layer, its own included, beside the model's own windows; None: no limit.
     kept: the widest window of any layer; None: one sees everything.    sinks: first keys seen beside the window.
+    windows: what tokens see in each layer, the model's own windows and the policy's; (): all see the same.
     budget, recent: see H2O; None: nothing is chosen by attention.
     ropes, rope_of_layer: inverse frequencies of the model's rotary embeddings, and which of them each layer uses; only where there are sinks.
     """
@@ -104,6 +105,7 @@ class Reach:
     window: int | None = None
     kept: int | None = None
     sinks: int = 0
+    windows: tuple[int | None, ...] = ()
     budget: int | None = None
     recent: int = 0
     ropes: tuple[tuple[float, ...], ...] = ()
@@ -120,7 +122,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
     standard: whether attention="standard" reads the pages; it keeps no sums of what was attended to.
     """
     if isinstance(policy, str):
-        return Reach(kept=_widest(config.windows))
+        return Reach(kept=_widest(config.windows), windows=tuple(config.windows))
     if isinstance(policy, H2O):
         if standard:
             raise EngineError(f"{policy} needs attention='flash', which sums up what is attended to; standard attention does not")
@@ -130,7 +132,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
         return Reach(budget=policy.budget, recent=policy.recent)
     window = min(policy.window, config.max_position) if isinstance(policy, Window) else policy.window  # a wider one lets no token see more
     windows = [window if own is None else min(own, window) for own in config.windows]
-    reach = Reach(window=window, kept=_widest(windows))
+    reach = Reach(window=window, kept=_widest(windows), windows=tuple(windows))
     if isinstance(policy, Window):
         return reach
     if set(windows) != {policy.window}:

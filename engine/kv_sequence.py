@@ -83,6 +83,10 @@ class KVSequence:
         return len(self.tokens)
 
     @property
+    def tables(self) -> list[list[int]]:
+        return [self.pages]
+
+    @property
     def place(self) -> int:
         """Slots that are filled; where the next token's keys and values go."""
         return len(self.tokens) - self.dropped

@@ -20,6 +20,7 @@ from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kernels.library import ENGINE, supported
 from agentkit.engine.kv_format import KV_TYPES, row_size
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
@@ -97,11 +98,11 @@ def _run_attention(kv: torch.dtype) -> None:
 
 
 def _pool(kv: torch.dtype) -> Any:
-    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), reach=Reach(), sums=None)
+    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), groups=together(1), reach=Reach(), sums=None)
 
 
 def _sequence() -> Any:
-    return SimpleNamespace(pages=[1, 0])
+    return SimpleNamespace(tables=[[1, 0]])
 
 
 def _packed() -> PackedDecoder:

@@ -90,7 +90,7 @@ def _attend(pool: KVPool, pages: list[int], start: int, count: int) -> Attend:
     """The engine's attention for `count` tokens behind the `start` that are in the pages."""
     device = pool.data.device
     if device.type == "cpu":
-        sequence: Any = SimpleNamespace(pages=pages)
+        sequence: Any = SimpleNamespace(tables=[pages])
         return BatchAttention(pool, [(sequence, start, count)])
     batch = Batch.of([BatchSpan(pages, start, [0] * count)], device)
     return PagedAttention(batch, [KVLayer.of(pool.data[0])], kernel_set("triton", device), pool.reach)

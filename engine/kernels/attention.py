@@ -44,8 +44,8 @@ FIRST_PAGE, FIRST_KEY, KEYS, FIRST_ROW, ROW_COUNT, FIRST_PART, SINKS, TASK_COLUM
 def plan(pages, first_page, starts, offsets, counts, group, tasks, rows, parts):
     """Fills `tasks` and `rows`, and parts[t, i] = number of the partial result of token t over the i-th range of its span (-1: none).
 
-    pages: of all spans one after the other, those of span s from first_page[s], beginning with range starts[s]. Returns (tasks,
-    rows, partial results).
+    pages [tables, n]: of all spans one after the other, those of span s from first_page[s], beginning with range starts[s]; where layers
+    differ in what they keep, a row for each table. Returns (tasks, rows, partial results).
     """
     tile = max(1, ROWS // group)
     parts[:] = -1
@@ -116,17 +116,16 @@ def _task(line, first_page, first_key, keys, first_row, count, first_part, sinks
 
 @inner
 def _leader(pages, first_page, starts, offsets, span, r):
-    """The first span whose range r lies in the same pages, if it is past for both; else the span itself."""
+    """The first span whose range r lies in the same pages by every table, if it is past for both; else the span itself."""
     if (r + 1) * RANGE > offsets[span]:
         return span
     for other in range(span):
         if (r + 1) * RANGE > offsets[other] or starts[other] > r:
             continue
-        same = True
-        for p in range(RANGE_PAGES):
-            if pages[first_page[other] + (r - starts[other]) * RANGE_PAGES + p] != pages[first_page[span] + (r - starts[span]) * RANGE_PAGES + p]:
-                same = False
-                break
+        its, own, same = first_page[other] + (r - starts[other]) * RANGE_PAGES, first_page[span] + (r - starts[span]) * RANGE_PAGES, True
+        for table in range(pages.shape[0]):
+            for p in range(RANGE_PAGES):
+                same = same and pages[table, its + p] == pages[table, own + p]
         if same:
             return other
     return span

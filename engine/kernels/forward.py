@@ -82,10 +82,11 @@ class Weights(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """ids, positions, slots [T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
+    """ids, positions [T], slots [tables, T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
 
-    Then the tables of attention.plan, and trees and sinks: see attention.attend. window: of all layers, beside their own; 0: none.
+    Then pages [tables, n] and what attention.plan makes, and trees and sinks: see attention.attend. window: of all layers, beside their own; 0: none.
     left_out [T]: how many positions lie between a token's sinks and its window; empty without sinks. places [T]: positions among what is kept.
+    tables [L, 2]: which page table each layer has, and which of the layers of its pages it is.
     """
 
     ids: Any
@@ -102,6 +103,7 @@ class Batch(NamedTuple):
     sinks: int
     left_out: Any
     places: Any
+    tables: Any
 
 
 class Work(NamedTuple):
@@ -136,7 +138,7 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
     batch = Batch(
         borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
         borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees), batch.window,
-        batch.sinks, borrowed(batch.left_out), borrowed(batch.places),
+        batch.sinks, borrowed(batch.left_out), borrowed(batch.places), borrowed(batch.tables),
     )  # fmt: skip
     work = Work(
         borrowed(work.residual), borrowed(work.normed), borrowed(work.to_hidden), borrowed(work.qkv), borrowed(work.attended), borrowed(work.to_out),
@@ -365,7 +367,7 @@ def _turn(token, layer, shape, constants, weights, batch, work, data, slots):
     for part in range(2):
         for head in range(shape.kv_heads):
             row = at + (shape.heads + part * shape.kv_heads + head) * dim
-            place = (((layer * 2 + part) * shape.kv_heads + head) * slots + batch.slots[token]) * row_size(data, dim)
+            place = (((batch.tables[layer, 1] * 2 + part) * shape.kv_heads + head) * slots + batch.slots[batch.tables[layer, 0], token]) * row_size(data, dim)
             if part == 0 and in_whole_numbers(data):
                 mix(work.qkv, row, dim)
             narrow_row(work.qkv, row, dim // LANES, data, place)
@@ -374,15 +376,16 @@ def _turn(token, layer, shape, constants, weights, batch, work, data, slots):
 @inner
 def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, scratch):
     head, dim, group = chunk % shape.kv_heads, shape.head_dim, shape.heads // shape.kv_heads
-    keys = (layer * 2 * shape.kv_heads + head) * slots * row_size(data, dim)
+    table, stored = batch.tables[layer, 0], batch.tables[layer, 1]
+    keys = (stored * 2 * shape.kv_heads + head) * slots * row_size(data, dim)
     values = keys + shape.kv_heads * slots * row_size(data, dim)
     window = weights.layers[layer, WINDOW]
     if batch.window > 0:
         window = min(window, batch.window) if window > 0 else batch.window
     turns_at = weights.layers[layer, ROPE] * batch.ids.size * dim
     attend(
-        batch.tasks[chunk // shape.kv_heads], batch.pages, batch.rows, batch.places, batch.trees, work.qkv, shape.qkv_stride, head * group, group,
-        data, keys, values, dim, window, batch.sinks, work.back, turns_at, constants.scale, constants.attention_cap, work.partial,
+        batch.tasks[chunk // shape.kv_heads], batch.pages[table], batch.rows, batch.places, batch.trees, work.qkv, shape.qkv_stride, head * group,
+        group, data, keys, values, dim, window, batch.sinks, work.back, turns_at, constants.scale, constants.attention_cap, work.partial,
         shape.heads * (dim + 2), work.exponentials, scratch,
     )  # fmt: skip
 

@@ -128,6 +128,7 @@ class PackedDecoder(Decoder):
             plan.sinks,
             plan.left_out,
             plan.positions,
+            plan.places,
         )
         work = self._work(ids.size, sampled, plan)
         scratch = max(f.MATRIX_SCRATCH, scratch_floats(self.config.head_dim))

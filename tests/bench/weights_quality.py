@@ -22,6 +22,7 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.weights.choose import with_weights
@@ -34,8 +35,9 @@ WINDOW = 512
 def logits(model: Any, ids: torch.Tensor, kv: torch.dtype) -> torch.Tensor:
     """[T, V], each window of 512 tokens by itself."""
     c = model.config
-    pool: Any = SimpleNamespace(data=torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, row_size(kv, c.head_dim), dtype=kv), reach=Reach(), sums=None)
-    sequence: Any = SimpleNamespace(pages=list(range(WINDOW // PAGE)))
+    data = torch.zeros(c.num_layers, 2, c.num_kv_heads, WINDOW, row_size(kv, c.head_dim), dtype=kv)
+    pool: Any = SimpleNamespace(data=data, groups=together(c.num_layers), reach=Reach(), sums=None)
+    sequence: Any = SimpleNamespace(tables=[list(range(WINDOW // PAGE))])
     with torch.inference_mode():
         parts = [model.forward(part, torch.arange(len(part)), BatchAttention(pool, [(sequence, 0, len(part))]), None) for part in ids.split(WINDOW)]
     return torch.cat(parts)

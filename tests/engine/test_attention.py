@@ -7,6 +7,7 @@ import torch
 
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from tests.engine.tiny import attend_explicit
 
@@ -37,12 +38,13 @@ def test_explicit_takes_any_mask() -> None:
 
 class Sequence:
     def __init__(self, pages: list[int]) -> None:
-        self.pages = pages
+        self.tables = [pages]
 
 
 class Pool:
     def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
         self.data = torch.full((2, 2, kv, pages * PAGE, dim), torch.nan, dtype=dtype)
+        self.groups = together(2)
         self.reach = Reach()
         self.sums = None
 

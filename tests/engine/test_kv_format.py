@@ -14,6 +14,7 @@ from agentkit.engine.kernels.library import kernel, supported
 from agentkit.engine.kernels.tiles import LANES, narrow_row, transpose_page, widen_row
 from agentkit.engine.kv import KVShape
 from agentkit.engine.kv_format import KV_TYPES, decode, encode, mixed, row_dim, row_size
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from tests.engine.kernels.models import VARIANTS, Pool, Sequence, decoder, quantised, run, tokens
 from tests.engine.test_attention import reference
@@ -107,6 +108,7 @@ def test_memory_is_half_of_that_in_16_bits() -> None:
 class OnePool:
     def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype) -> None:
         self.data = torch.full((1, 2, kv, pages * PAGE, row_size(dtype, dim)), 127, dtype=dtype)
+        self.groups = together(1)
         self.reach = Reach()
         self.sums = None
 

@@ -11,6 +11,7 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from agentkit.errors import NumericalError
 from tests.engine.cases.support import case
@@ -58,8 +59,8 @@ def test_one_large_channel_of_keys_costs_little(case_id: str) -> None:
     q *= dim**-0.5 / 0.3  # the reference multiplies by 0.3
     wanted = reference(q, k, v, 0, None, None)
     for dtype, most in ((torch.float16, 0.01), (torch.int8, 0.02), (torch.uint8, 0.04)):
-        pool: Any = SimpleNamespace(data=torch.zeros(1, 2, kv, length, row_size(dtype, dim), dtype=dtype), reach=Reach(), sums=None)
-        sequence: Any = SimpleNamespace(pages=list(range(length // PAGE)))
+        pool: Any = SimpleNamespace(data=torch.zeros(1, 2, kv, length, row_size(dtype, dim), dtype=dtype), groups=together(1), reach=Reach(), sums=None)
+        sequence: Any = SimpleNamespace(tables=[list(range(length // PAGE))])
         out = BatchAttention(pool, [(sequence, 0, length)])(0, q, k, v, window=None, scale=0.3)
         assert (out - wanted).norm() < most * wanted.norm(), dtype
 

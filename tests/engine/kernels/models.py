@@ -11,6 +11,7 @@ import torch
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Policy, reach_of
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
@@ -86,7 +87,7 @@ def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits, *, nar
 
 class Sequence:
     def __init__(self, pages: list[int]) -> None:
-        self.pages = pages
+        self.tables = [pages]
 
 
 class Pool:
@@ -95,6 +96,7 @@ class Pool:
     def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32, policy: str | Policy = "auto") -> None:
         c = model.config
         self.reach = reach_of(policy, c)
+        self.groups = together(c.num_layers, self.reach)
         self.sums = None
         self.data = torch.full(
             (c.num_layers, 2, c.num_kv_heads, pages * PAGE, row_size(dtype, c.head_dim)), torch.nan if dtype.is_floating_point else 127, dtype=dtype
