@@ -290,8 +290,8 @@ def _attend_pages(plan: Plan, layer: int, q: torch.Tensor, kv: int, sight: Sight
     exponentials, received = plan.weighing(heads, kv)
     TEAM.run(
         kernels.attend_pages, torch.get_num_threads(), kernels.scratch_floats(dim), plan.pages[table], plan.tasks, plan.rows, plan.parts, plan.positions,
-        plan.trees, q.contiguous().view(-1).numpy(), heads, dim, plan.data, int(stored), kv, plan.slot_count, sight.window or 0, sight.sinks, turns, *constants, partial,
-        exponentials, received, out.view(-1).numpy(),
+        plan.trees, q.contiguous().view(-1).numpy(), heads, dim, plan.data, int(stored), kv, plan.slot_count, sight.window or 0, sight.sinks, turns,
+        *constants, partial, exponentials, received, out.view(-1).numpy(),
     )  # fmt: skip
     plan.add_up(kv, received, begin=layer == 0)
     return out
