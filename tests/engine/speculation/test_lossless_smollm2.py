@@ -77,7 +77,7 @@ def two_hundred(shared: Path) -> list[Job]:
     prompts = [Prompt(tuple(c["messages"]), tuple(c["tools"])) for c in random.Random(4).sample(cases, 100)]
     prompts += islice(made_up(seed=6), 40)
     for i, prompt in enumerate(prompts):
-        with_tools = i < 60 or i % 2 == 0 and i >= 100
+        with_tools = i < 60 or (i % 2 == 0 and i >= 100)
         found.append(partial(_asked, prompt=prompt if with_tools else Prompt(prompt.messages), most=256 if with_tools else LENGTHS[i % 4]))
     topics = [" ".join(text.split()) for _, text in sorted(pydoc_data.topics.topics.items()) if len(text) > 800]
     for i, text in enumerate(topics[:40]):
