@@ -36,6 +36,7 @@ from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
+from agentkit.engine.waiting import may_not_fit, refusal
 from agentkit.errors import EngineError
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
@@ -337,6 +338,7 @@ class Engine:
         arrived: list[Arrived] = [queue.SimpleQueue() for _ in range(params.n)]
         first = self._intake.request(self._intake.encode(prompt), params, constraint, [a.put for a in arrived])
         requests = [first, *first.siblings]
+        self._check_room(first)
         self._loop.submit(first)
         return [EventStream(r, a, lambda outcome: self._intake.conclude(outcome, params, constraint)) for r, a in zip(requests, arrived, strict=True)]
 
@@ -355,7 +357,9 @@ class Engine:
         def prepare() -> tuple[Constraint | None, Request]:
             self._loop.check_usable()
             constraint = resolve(*wanted)
-            return constraint, self._intake.request(self._intake.encode(prompt), params, constraint, [partial(sink, i) for i in range(params.n)])
+            made = self._intake.request(self._intake.encode(prompt), params, constraint, [partial(sink, i) for i in range(params.n)])
+            self._check_room(made)
+            return constraint, made
 
         constraint, first = await asyncio.to_thread(prepare)
         requests = [first, *first.siblings]
@@ -370,6 +374,12 @@ class Engine:
         finally:
             for request in requests:
                 request.cancel()
+
+    def _check_room(self, request: Request) -> None:
+        """Raises ContextTooLong for what will not fit beside the pins."""
+        pool = self._scheduler.pool
+        if may_not_fit(pool, request) and (error := self._loop.call(partial(refusal, pool, request)).result()) is not None:
+            raise error
 
     def _scores(self, ids: Sequence[int], size: int) -> Iterator[float]:
         """See scores; holds the engine for as long as somebody holds the values."""

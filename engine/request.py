@@ -212,6 +212,10 @@ class Request:
         """Whether its deadline has passed at `now` on `time.perf_counter`."""
         return self.params.timeout is not None and now - self.clock.submitted >= self.params.timeout
 
+    def is_active(self, now: float) -> bool:
+        """Whether it still wants to go on at `now`: it has not ended, nor will it end before the next step."""
+        return self.state is not State.FINISHED and not self.cancelled and not self.is_late(now)
+
     def cancel(self) -> None:
         """Asks the engine to drop this request within a step; safe from any thread, any number of times."""
         self._cancelled.set()

@@ -10,9 +10,7 @@ A failure ends the one request it belongs to. This module knows nothing of threa
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import insort
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
@@ -23,7 +21,8 @@ from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.speculation.tree import TokenTree
-from agentkit.errors import AgentKitError, EngineBusy, EngineError, NumericalError
+from agentkit.engine.waiting import Waiting, may_not_fit, rank, refusal
+from agentkit.errors import AgentKitError, EngineError, NumericalError
 
 DECODE_GAP = 32  # a request with at most this many tokens to compute gets them all at once
 BETWEEN_DRAFTS = 8  # steps on a device before those who guess are asked again
@@ -41,10 +40,7 @@ class Limits:
 
 
 class Scheduler:
-    """`submit` may be called from any thread; everything else belongs to the engine thread.
-
-    Rank: the higher priority first, of equals the one that was submitted first.
-    """
+    """`submit` may be called from any thread; everything else belongs to the engine thread."""
 
     def __init__(
         self,
@@ -63,36 +59,19 @@ class Scheduler:
         self._speculator = speculator
         self._decoding = decoding
         self._limits = limits
-        self._lock = threading.Lock()
-        self._waiting: list[Request] = []  # in order of rank; guarded by the lock
+        self._queue = Waiting(limits.max_running, limits.max_queue)
         self.running: list[Request] = []
-        self._submitted = 0
         self._steps = 0
 
     def submit(self, request: Request) -> None:
-        """Queues a request, each of whose n outputs takes a place.
-
-        Raises EngineBusy when max_queue outputs wait already (beside those that could start at once), ValueError for more outputs than
-        there are places at all.
-        """
-        outputs = 1 + len(request.siblings)
-        self.check_outputs(outputs)
-        with self._lock:
-            free = max(0, self._limits.max_running - self.active)  # whoever has just heard the end may ask again before the step is over
-            waiting = sum(1 + len(r.siblings) for r in self._waiting) + sum(len(r.siblings) for r in self.running)
-            if waiting + outputs > self._limits.max_queue + free:
-                raise EngineBusy(f"{waiting} requests are waiting and max_queue is {self._limits.max_queue}; try again later or raise max_queue")
-            self._submitted += 1
-            for number, each in enumerate((request, *request.siblings)):
-                each.rank = (-each.params.priority, self._submitted, number)
-                each.on_end = self.metrics.record
-            insort(self._waiting, request, key=_rank)
+        """Queues a request, each of whose n outputs takes a place. Raises EngineBusy and ValueError; see Waiting."""
+        for each in (request, *request.siblings):
+            each.on_end = self.metrics.record
+        self._queue.submit(request, self.running)
 
     def check_outputs(self, outputs: int) -> None:
         """Raises ValueError for more outputs of one request than there are places at all."""
-        most = self._limits.max_running + self._limits.max_queue
-        if outputs > most:
-            raise ValueError(f"n={outputs}: at most {most} outputs can run (max_running) and wait (max_queue) together; ask for fewer, or raise max_queue")
+        self._queue.check_outputs(outputs)
 
     @property
     def runner(self) -> Runner:
@@ -101,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._waiting)
+        return bool(self.running or self._queue)
 
     @property
     def active(self) -> int:
@@ -111,7 +90,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._waiting)
+        return len(self._queue)
 
     def step(self) -> None:
         """Drops what is over, admits what fits, computes one plan, and advances the requests that got logits."""
@@ -131,11 +110,9 @@ class Scheduler:
 
     def abort_all(self, error: BaseException) -> None:
         """Ends every request with `error`."""
-        while self.running or self._waiting:
-            with self._lock:
-                waiting, self._waiting = self._waiting, []
+        while self.running or self._queue:
             running, self.running = self.running, []
-            for request in [*running, *waiting]:
+            for request in [*running, *self._queue.take_all()]:
                 self._fail(request, error)
 
     def speculate(self, speculator: Speculator | None) -> None:
@@ -152,10 +129,7 @@ class Scheduler:
     def _drop_ended(self) -> None:
         """Ends requests that were cancelled or are past their deadline."""
         now = time.perf_counter()
-        with self._lock:
-            over = [r for r in self._waiting if r.cancelled or r.is_late(now)]
-            self._waiting = [r for r in self._waiting if r not in over] if over else self._waiting
-        over += [r for r in self.running if r.cancelled or r.is_late(now)]
+        over = self._queue.take_ended() + [r for r in self.running if not r.is_active(now)]
         for request in over:
             if request.cancelled:
                 self._fail(request, EngineError("the request was cancelled"))
@@ -166,16 +140,20 @@ class Scheduler:
             self.running = [r for r in self.running if r.state is State.RUNNING]
 
     def _admit(self) -> None:
-        """Starts waiting requests in order of rank while there is room; a higher priority takes the place of a lower one."""
-        while self._waiting:
-            with self._lock:
-                request = self._waiting[0]
-            if self._has_room(request):
-                with self._lock:
-                    self._waiting.remove(request)
-                self._start(request)
+        """Starts waiting requests in order of rank while there is room; a higher priority takes the place of a lower one.
+
+        One that no room can be made for, because of pins that came after it was submitted, ends here.
+        """
+        while (request := self._queue.first()) is not None:
+            error = refusal(self.pool, request) if may_not_fit(self.pool, request) else None
+            if error is not None or self._has_room(request):
+                self._queue.remove(request)
+                if error is None:
+                    self._start(request)
+                else:
+                    self._fail(request, error)
                 continue
-            last = max(self.running, key=_rank)
+            last = max(self.running, key=rank)
             if last.params.priority >= request.params.priority:
                 return
             self._preempt(last)
@@ -215,7 +193,7 @@ class Scheduler:
         request.preemptions += 1
         self.metrics.preemptions += 1
         self.running.remove(request)
-        self._enqueue(request)
+        self._queue.put_back(request)
 
     def _too_large(self, request: Request) -> EngineError:
         return EngineError(
@@ -243,7 +221,7 @@ class Scheduler:
         shares = []
         long = []
         claimed: set[bytes] = set()
-        for request in sorted(self.running, key=_rank):
+        for request in sorted(self.running, key=rank):
             gap = len(request.tokens) - request.computed
             if request.sequence is not None and (room := self.pool.room(request.sequence)) is not None:
                 gap = min(gap, room)
@@ -277,13 +255,13 @@ class Scheduler:
         sequence = request.sequence
         assert sequence is not None
         while not self.pool.reserve(sequence, request.computed + count):
-            last = max(self.running, key=_rank)
+            last = max(self.running, key=rank)
             if last is not request:
                 self._preempt(last)
             elif len(self.running) > 1:
                 return False
             else:
-                self._fail(request, self._too_large(request))
+                self._fail(request, refusal(self.pool, request) or self._too_large(request))  # pins have come since, or somebody holds scores
                 self.running.remove(request)
                 return False
         return True
@@ -310,7 +288,7 @@ class Scheduler:
         now = time.perf_counter()
         if any(r.cancelled or r.is_late(now) for r in self.running if r.state is State.RUNNING):
             return False
-        return not self._waiting or self.active >= self._limits.max_running
+        return not self._queue or self.active >= self._limits.max_running
 
     def _span(self, request: Request, count: int, size: int) -> Span:
         """The next `count` tokens of a request, with a draft behind them if they are all that is known. size: tokens of the step so far."""
@@ -368,16 +346,12 @@ class Scheduler:
         siblings, request.siblings = request.siblings, []
         for sibling in siblings:
             if len(self.running) >= self._limits.max_running or sibling.cancelled:
-                self._enqueue(sibling)
+                self._queue.put_back(sibling)
                 continue
             self._start(sibling, fork=request)
             if sibling.state is State.RUNNING and sibling.computed == len(sibling.tokens):
                 assert sibling.sequence is not None
                 self._advance(sibling, Span(sibling.sequence, ()), logits.reshape(1, -1))
-
-    def _enqueue(self, request: Request) -> None:
-        with self._lock:
-            insort(self._waiting, request, key=_rank)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         sound = isinstance(error, AgentKitError) and not isinstance(error, NumericalError)
@@ -395,8 +369,4 @@ class Scheduler:
         if request.state is State.FINISHED:
             siblings, request.siblings = request.siblings, []  # it never came to branching: they run on their own
             for sibling in siblings:
-                self._enqueue(sibling)
-
-
-def _rank(request: Request) -> tuple[int, int, int]:
-    return request.rank
+                self._queue.put_back(sibling)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from agentkit.engine.prefix import Node
 from agentkit.engine.scheduler import Limits
-from agentkit.errors import EngineError
+from agentkit.errors import ContextTooLong
 from tests.engine.tiny import Bench, TinyDecoder, greedy_without_cache
 
 
@@ -77,17 +78,51 @@ def test_a_prompt_that_others_compute_is_computed_once() -> None:
         assert list(r.outcome.token_ids) == greedy_without_cache(bench.model, r.prompt, 4)
 
 
-def test_what_does_not_fit_beside_pins_is_refused() -> None:
-    bench = Bench(TinyDecoder(), pages=4)
-    bench.complete([7] * 60, max_tokens=2)
-    node = bench.pool.release(bench.pool.start([7] * 60))
+def pinned(bench: Bench, tokens: list[int]) -> Node:
+    bench.complete(tokens, max_tokens=2, priority=9)
+    node = bench.pool.release(bench.pool.start(tokens))
     assert node is not None
     bench.pool.tree.pin(node)
-    doomed = bench.submit([1] * 80, max_tokens=2)
+    return node
+
+
+def test_what_will_not_fit_beside_pins_ends_before_it_starts() -> None:
+    bench = Bench(TinyDecoder(), pages=4)
+    pinned(bench, [7] * 64)
+    doomed = bench.submit([1] * 60, max_tokens=20)
     bench.run(doomed)
-    assert isinstance(doomed.error, EngineError)
-    assert "2 of them pinned" in str(doomed.error)
-    assert bench.complete([7] * 60, max_tokens=2).cached == 59
+    assert isinstance(doomed.error, ContextTooLong)
+    assert "beside pins, which hold 2 of 4 pages" in str(doomed.error)
+    assert (doomed.error.tokens, doomed.error.limit, doomed.forwards) == (80, 64, 0)
+    assert bench.complete([1] * 60, max_tokens=4).outcome is not None
+    shared = bench.complete([7] * 100, max_tokens=20)  # the pin holds its beginning
+    assert shared.outcome is not None
+    assert shared.cached == 64
+
+
+def test_what_fits_beside_pins_waits_for_others() -> None:
+    bench = Bench(TinyDecoder(), pages=4)
+    node = pinned(bench, [7] * 60)
+    first, second = (bench.submit([i] * 40, max_tokens=10) for i in (1, 2))
+    bench.step()
+    assert bench.scheduler.running == [first]
+    bench.run(first, second)
+    assert first.outcome
+    assert second.outcome
+    bench.pool.tree.unpin(node)
+    assert bench.complete([1] * 60, max_tokens=60).outcome is not None
+
+
+def test_pins_that_come_later_end_what_no_longer_fits() -> None:
+    bench = Bench(TinyDecoder(), pages=4)
+    running = bench.submit([1], max_tokens=120)
+    bench.step()
+    waiting = bench.submit([2], max_tokens=100)
+    pinned(bench, [7] * 60)
+    bench.run(running, waiting)
+    for request in (running, waiting):
+        assert isinstance(request.error, ContextTooLong)
+    assert (running.forwards, waiting.forwards) == (1, 0)
 
 
 def test_the_deadline_ends_running_and_waiting_requests() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from agentkit.engine import Engine
-from agentkit.errors import EngineError
+from agentkit.errors import ContextTooLong, EngineError
 from tests.engine.loaded import loaded_model
 from tests.engine.tiny import Bench, TinyDecoder, greedy_without_cache
 
@@ -111,6 +112,20 @@ def test_what_pins_hold_already_may_be_pinned_again(make: Make) -> None:
         engine.pin(prompt=prompt, cache_salt="another tenant")
     first.release()
     assert engine.generate([*prompt, 1], max_tokens=1).usage.cached_tokens == len(prompt)
+
+
+def test_what_will_never_fit_beside_pins_is_refused_when_it_is_asked_for(make: Make) -> None:
+    engine = make(kv_memory=PAGES_100)
+    prefix = [i % 250 for i in range(32 * 60)]
+    with engine.pin(prompt=prefix):
+        with pytest.raises(ContextTooLong, match="beside pins, which hold 60 of 100 pages") as caught:
+            engine.generate([7] * 1200, max_tokens=81)
+        assert (caught.value.tokens, caught.value.limit) == (1281, 1280)
+        with pytest.raises(ContextTooLong):
+            asyncio.run(engine.agenerate([7] * 1200, max_tokens=81))
+        assert engine.generate([7] * 1200, max_tokens=2).usage.output_tokens == 2
+        assert engine.generate([*prefix, *[7] * 1200], max_tokens=2).usage.cached_tokens == len(prefix)  # it shares the pinned pages
+    assert engine.generate([7] * 1279, max_tokens=2).usage.output_tokens == 2
 
 
 def test_without_a_cache_there_is_nothing_to_pin_save_or_load(make: Make, tmp_path: Path) -> None:

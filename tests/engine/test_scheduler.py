@@ -148,6 +148,28 @@ def test_every_output_takes_a_place_in_the_queue() -> None:
     bench.complete(PROMPT, max_tokens=2)
 
 
+def test_who_is_cancelled_or_late_takes_no_place() -> None:
+    """Neither in the queue nor of those that run, and not only from the next step on."""
+    bench = Bench(TinyDecoder(), limits=Limits(max_running=1, max_queue=1))
+    running, queued = bench.submit(PROMPT, max_tokens=40), bench.submit(PROMPT, max_tokens=40)
+    bench.step()
+    for gone in (queued, running):
+        with pytest.raises(EngineBusy):
+            bench.submit(PROMPT)
+        gone.cancel()
+        further = bench.submit(PROMPT, max_tokens=2)
+    with pytest.raises(EngineBusy):
+        bench.submit(PROMPT)
+    bench.run(further)
+    assert isinstance(queued.error, EngineError)
+    assert isinstance(running.error, EngineError)
+    late = bench.submit(PROMPT, max_tokens=2, timeout=1e-9)
+    assert [bench.submit(PROMPT, max_tokens=2).outcome for _ in range(2)] == [None, None]
+    bench.step()
+    assert late.outcome is not None
+    assert late.outcome.finish_reason == "timeout"
+
+
 def test_who_hears_the_end_may_ask_again_at_once() -> None:
     """An ended request takes no place, even while the step that ended it goes on."""
     bench = Bench(TinyDecoder(), limits=Limits(max_running=1, max_queue=0))

@@ -1,13 +1,14 @@
 """The real model says with every proposer what it says without: 200 prompts, greedy, half of them under grammars, many at a time; and samples
 come from one distribution. Its kernels keep one order of sums, so any difference is an error.
 
-Slow: half an hour on two cores (`pytest --slow -rP tests/engine/speculation/test_lossless_smollm2.py` prints what was drafted).
+Slow: half an hour on two cores (`pytest --slow --log-cli-level=INFO tests/engine/speculation/test_lossless_smollm2.py` also tells what was drafted).
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
 import pydoc_data.topics
 import random
 from collections import Counter
@@ -35,6 +36,7 @@ from tests.engine.speculation.test_speculator import Eager
 
 SETTINGS = ("auto", "ngram", "lookahead", "self", "draft", "medusa", "eagle")
 LENGTHS = (16, 24, 32, 48)
+log = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_two_hundred_prompts(smollm2: Subject, shared: Path, setting: str) -> No
     output, forced, drafted, accepted = (
         sum(getattr(g.usage, name) for g in found) for name in ("output_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens")
     )
-    print(f"{setting}: {output} tokens of 200 outputs are the same, {forced} of them forced; {accepted} of {drafted} guesses came true")
+    log.info(f"{setting}: {output} tokens of 200 outputs are the same, {forced} of them forced; {accepted} of {drafted} guesses came true")
 
 
 @pytest.mark.slow
@@ -159,6 +161,6 @@ def test_sampled_outputs_have_the_same_distribution(smollm2: Subject, kind: str)
         engine.speculate(smollm2.speculator(setting))
         before = engine.stats().drafted_tokens
         p = likelihood_of_one_source(plain, outcomes(engine, seeds, grammar))
-        print(f"{kind}, {setting}: p = {p:.3f} of {SAMPLES} and {SAMPLES} samples")
+        log.info(f"{kind}, {setting}: p = {p:.3f} of {SAMPLES} and {SAMPLES} samples")
         assert engine.stats().drafted_tokens > before
         assert p > 0.005, setting
