@@ -122,7 +122,7 @@ def test_pins_that_come_later_end_what_no_longer_fits() -> None:
     bench.run(running, waiting)
     for request in (running, waiting):
         assert isinstance(request.error, ContextTooLong)
-    assert (running.forwards, waiting.forwards) == (1, 0)
+    assert running.forwards > waiting.forwards == 0
 
 
 def test_the_deadline_ends_running_and_waiting_requests() -> None:
