@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device.decoding import BURST, Burst, DeviceDecoding
+from agentkit.engine.device.decoding import BURST, DeviceDecoding
+from agentkit.engine.device.seat import Burst
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
 from agentkit.engine.request import Request, State
@@ -100,7 +101,7 @@ class Scheduler:
         plan = self._plan()
         if not plan:
             return
-        if self._decoding is not None and len(plan) == len(self.running) and self._decoding.takes(plan) and self._decode([r for r, _ in plan]):
+        if self._decoding is not None and self._decode(self._decoding, plan):
             return
         self.metrics.steps += 1
         self.metrics.step_tokens += sum(span.size for _, span in plan)
@@ -266,22 +267,29 @@ class Scheduler:
                 return False
         return True
 
-    def _decode(self, requests: list[Request]) -> bool:
-        """Steps of one token for each, on a device that does not wait for them. False: there was no room for any."""
-        assert self._decoding is not None
+    def _decode(self, decoding: DeviceDecoding, plan: list[tuple[Request, Span]]) -> bool:
+        """Steps on a device that does not wait for the host: many of those that decode, or one with prompts and guesses beside. False: for nobody here."""
+        most = 1 if len(plan) < len(self.running) else BURST if self._speculator is None else BETWEEN_DRAFTS
+        size, start = sum(span.size for _, span in plan), time.perf_counter()
         try:
-            burst = self._decoding.run(requests, self._undisturbed, BURST if self._speculator is None else BETWEEN_DRAFTS)
+            burst = decoding.run(plan, self._undisturbed, most)
         except Exception as error:  # noqa: BLE001 - of a step, which was all of theirs
-            burst = Burst(steps=1, errors=[(request, error) for request in requests if request.state is State.RUNNING])
+            burst = Burst(steps=1, errors=[(request, error) for request, _ in plan if request.state is State.RUNNING])
+        if not burst.steps:
+            return False
+        if self._speculator is not None and burst.steps == 1:
+            self._speculator.pace.costs.record(size, time.perf_counter() - start)
         self.metrics.steps += burst.steps
-        self.metrics.step_tokens += burst.steps * len(requests)
+        self.metrics.step_tokens += size + (burst.steps - 1) * len(plan)
+        for request, span, logits in burst.beside:
+            self._advance(request, span, logits)
         for request, failure in burst.errors:
             self._fail(request, failure)
-        for request in requests:
+        for request, _ in plan:
             if request.outcome is not None:
                 self._release(request, keep=True)
         self.running = [r for r in self.running if r.state is State.RUNNING]
-        return burst.steps > 0
+        return True
 
     def _undisturbed(self) -> bool:
         """Is there nothing but to go on with those that run?"""

@@ -15,7 +15,7 @@ import torch
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import Kernels
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kv_format import mixed
 from agentkit.engine.kv_policy import Reach
 
@@ -25,17 +25,15 @@ __all__ = ["PagedAttention"]
 class PagedAttention:
     """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is for torch's attention alone.
 
-    prefix: beginnings that the batch's requests share; None: nothing is known of any.   parts: the batch in pieces that follow one another and
-    are attended to one by one (see Batch.divided); (): as a whole.
+    batch: of it all, where tokens stand and lie is read.   parts: the batch in pieces (see Batch.divided); (): as a whole.
     """
 
-    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, prefix: Prefix | None = None, parts: Sequence[Batch] = ()) -> None:
+    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, parts: Sequence[Part] = ()) -> None:
         self._batch = batch
         self._layers = layers
         self._kernels = kernels
         self._reach = reach
-        self._prefix = prefix
-        self._parts = tuple(parts) or (batch,)
+        self._parts = tuple(parts) or (Part(batch),)
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -63,19 +61,18 @@ class PagedAttention:
         cache, limit = self._layers[layer], self._reach.window
         if limit is not None:
             window = limit if window is None else min(window, limit)
-        if window is None and self._prefix is not None:
-            return self._kernels.attend_shared(q, cache, self._batch, self._prefix, scale=scale, softcap=softcap, sinks=sinks)
         found, at = [], 0
         back = self._as_sinks_see_it(layer, q) if self._reach.sinks else q
-        for part in self._parts:
+        rules: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        for part, prefix in self._parts:
             own = slice(at, at + part.shape.tokens)
             at += part.shape.tokens
-            if not self._reach.sinks:
-                found.append(self._kernels.attend(q[own], cache, part, scale=scale, window=window, softcap=softcap, sinks=sinks))
-                continue
-            assert window is not None
-            more: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-            found.append(self._kernels.attend_streaming(q[own], back[own], cache, part, sink_keys=self._reach.sinks, **more))
+            if window is None and prefix is not None:
+                found.append(self._kernels.attend_shared(q[own], cache, part, prefix, **rules))
+            elif window is None or not self._reach.sinks:
+                found.append(self._kernels.attend(q[own], cache, part, window=window, **rules))
+            else:
+                found.append(self._kernels.attend_streaming(q[own], back[own], cache, part, window=window, sink_keys=self._reach.sinks, **rules))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _as_sinks_see_it(self, layer: int, q: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from agentkit.engine.device.attention import PagedAttention
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.decoder import Decoder, Layer
 
@@ -41,14 +41,14 @@ class DeviceDecoder:
         """Logits [R, V] in float32 of the batch's rows. Keys and values of its tokens are in their slots afterwards."""
         return self.logits(self.states(batch))
 
-    def states(self, batch: Batch, prefix: Prefix | None = None, parts: Sequence[Batch] = ()) -> torch.Tensor:
-        """[R, E]: what the output layer reads at the batch's rows.   prefix, parts: see PagedAttention."""
+    def states(self, batch: Batch, parts: Sequence[Part] = ()) -> torch.Tensor:
+        """[R, E]: what the output layer reads at the batch's rows.   parts: see PagedAttention."""
         config, decoder = self.config, self._decoder
         residual = F.embedding(batch.token_ids, decoder.embedding)  # [T, E]
         if config.embed_scale != 1.0:
             residual = residual * float(torch.tensor(config.embed_scale).to(decoder.dtype))
         tables = [_tables(f, rope.attention_factor, batch.positions) for f, rope in zip(self._frequencies, config.ropes, strict=True)]
-        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, prefix, parts)
+        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, parts)
         x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
         for index, layer in enumerate(decoder.layers):
             x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch.slots, attention)

@@ -1,32 +1,31 @@
 """Requests that decode one token a step, driven on a device that does not wait for the host.
 
-Inputs: requests of the scheduler whose next step is a single token. A *burst* of steps keeps one step in flight while the result of
-the one before is taken: the host follows each text with the request's own matcher, a step late, and is the judge of every token. What
-the device could not do (a mask or state that was not handed over) it says itself; what it cannot know (forced text, stop strings, the
-budget's end) the host sees, and the step in flight does not count for that request. While the device computes, grammars are expanded
-ahead of it. Knows nothing of the queue, and nothing of models.
+Inputs: a plan of the scheduler. A *burst* of steps keeps one step in flight while the result of the one before is taken: the host
+follows each text with the request's own matcher, a step late, and is the judge of every token. What the device could not do (a mask or
+state that was not handed over) it says itself; what it cannot know (stop strings, the budget's end) the host sees, and the step in
+flight does not count for that request. Text that a grammar forces goes into the next step beside the others' tokens, and the burst goes
+on. Where a plan has prompts or guesses, they are computed beside in a single step, whose logits for them the host gets. While the
+device computes, grammars are expanded ahead of it. Knows nothing of the queue, and nothing of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
 
 from agentkit.engine.advance import Advancer
-from agentkit.engine.device.runner import DeviceRunner
+from agentkit.engine.device.beside import Beside
+from agentkit.engine.device.runner import DeviceRunner, for_device
+from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs_of, shared_pages, tokens_to_compute
 from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
-from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import next_power
-from agentkit.engine.kernels.gpu.sampling_batch import Draw, needs_history
-from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages
+from agentkit.engine.kernels.gpu.sampling_batch import needs_history
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool
-from agentkit.engine.kv_sequence import GONE
-from agentkit.engine.request import Request, State, TokenLogprob
+from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Runner, Span
 from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
@@ -34,41 +33,20 @@ from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
 from agentkit.grammars.matcher import Matcher
 from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["BURST", "Burst", "DeviceDecoding", "decoding_for"]
+__all__ = ["BURST", "DeviceDecoding", "decoding_for"]
 
 BURST = 32  # steps before the scheduler gets its turn
 AHEAD = 2  # tokens for which likely continuations are prepared
 EXPANDED = 8  # further heads expanded per step
 MOST = 256  # requests of a step
+LONGEST_RUN = 256  # forced tokens that go into one step
 SMALLEST_PAGES = 8
 
-
-@dataclass
-class Seat:
-    """A request's place in a step. since: the first launch that counts for it.   known: its tokens when device and host agreed last."""
-
-    request: Request
-    place: Place | None = None
-    since: int = 0
-    known: int = 0
-    pages: tuple[int, ...] = ()
-    takes_part: bool = True
-
-
-@dataclass
-class Burst:
-    """What happened. steps: launched.   tokens: that requests got.   misses: times that the host had to tell the device how a request goes on.
-    errors: of the requests that failed.
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    misses: int = 0
-    errors: list[tuple[Request, Exception]] = field(default_factory=list)
+Plan = Sequence[tuple[Request, Span]]
 
 
 class DeviceDecoding:
-    """forward: a batch of single tokens -> logits [B, V].   width, vocab_size: columns of the logits, and how many are tokens.
+    """forward: logits of a batch.   width, vocab_size: columns of the logits, and how many are tokens.
     stops: ids that end an output.   kernels: "triton", or "reference".   graphs: capture steps (on a GPU).
     states, rows, depth: see Pushdown.   ahead: tokens for which likely continuations are prepared.   expanded: further heads per step.
     """
@@ -89,22 +67,19 @@ class DeviceDecoding:
         self._pushdown: Pushdown | None = None
         self._tables: Tables | None = None
         self._steps: dict[Bucket, DeviceStep] = {}
+        self._last = Bucket(0, 0)
         self._seats: dict[Bucket, list[Seat | None]] = {}
         self._declined: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # how many tokens a request had when a step could not take it
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
-    def takes(self, plan: Sequence[tuple[Request, Span]]) -> bool:
-        """Can all of a plan be decoded here?"""
-        return 0 < len(plan) <= MOST and all(self._fits(request, span) for request, span in plan)
-
     def _fits(self, request: Request, span: Span) -> bool:
-        plain = len(span.tokens) == 1 and span.rows == 1 and span.draft is None and span.on_states is None
+        """Can the next token be drawn on the device?"""
+        plain = span.rows == 1 and span.draft is None
         declined = self._declined.get(request) == len(request.tokens)
-        if not plain or declined or request.prefill_only or request.siblings or request.params.logprobs:
+        if not plain or declined or request.prefill_only or request.siblings or request.params.logprobs or not is_plain(request):
             return False
-        matcher: object = request.matcher
-        return matcher is None or (isinstance(matcher, Matcher) and _is_plain(request, matcher) and self._find_place(matcher) is not None)
+        return not isinstance(request.matcher, Matcher) or self._find_place(request.matcher) is not None
 
     def _find_place(self, matcher: Matcher) -> Place | None:
         return self._grammars(matcher.vocabulary).place(matcher.arena, matcher.state)
@@ -132,8 +107,8 @@ class DeviceDecoding:
                 del self._steps[bucket], self._seats[bucket]
 
     def _step_for(self, requests: Sequence[Request]) -> DeviceStep:
-        """The smallest step that holds the requests, captured if need be, and told what they share."""
-        shared = _shared_pages(requests)
+        """The smallest step that holds the requests, or the last one if that does, told what they share."""
+        shared = shared_pages(requests)
         params = [r.params for r in requests]
         pages = max(len(r.sequence.pages) for r in requests if r.sequence is not None) + 1 + BURST // PAGE
         need = Bucket(
@@ -145,6 +120,9 @@ class DeviceDecoding:
             biases=next_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
             shared=next_power(len(shared)) if shared else 0,
         )
+        if self._last in self._steps and self._last.serves(need):
+            need = self._last
+        self._last = need
         step = self._steps.get(need)
         if step is None:
             step = self._steps[need] = DeviceStep(
@@ -158,21 +136,40 @@ class DeviceDecoding:
 
     # -- a burst ------------------------------------------------------------------------------------------------
 
-    def run(self, requests: Sequence[Request], undisturbed: Callable[[], bool], most: int = BURST) -> Burst:
+    def run(self, plan: Plan, undisturbed: Callable[[], bool], most: int = BURST) -> Burst:
         """Decodes until somebody needs more than a step can do, `undisturbed` is false, or `most` steps are over.
 
-        Every request is left between two steps: its tokens but the last are computed, or it has ended. No step at all is launched where
-        there is no room for one, which is the scheduler's business.
+        Spans of a plan that are not drawn from here (prompts, guesses, logits that the host wants) are computed beside, in one step. Every request
+        is left between two steps: its tokens but the last are computed, or it has ended. No step at all is launched where nobody can take part or
+        there is no room, nor where one with others beside fails: whose fault that is shows over the host.
         """
         burst = Burst()
-        step = self._step_for(requests)
-        seats = self._seat(step, requests)
-        flying = 0
-        if not all(seat is None or seat.takes_part for seat in seats):
+        if len(plan) > MOST or any(span.on_states is not None for _, span in plan):
             return burst
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of the engine's thread
+        wanted = [request for request, span in plan if self._fits(request, span)]
+        if not wanted:
+            return burst
+        step = self._step_for(wanted)
+        seats = self._seat(step, wanted)
+        seated = {id(seat.request) for seat in seats if seat is not None and seat.takes_part}
+        others = [(request, span) for request, span in plan if id(request) not in seated]
+        try:
+            self._go(step, seats, others, burst, undisturbed, 1 if others else most)
+        except Exception:
+            self._stand_up(step)
+            if not others or burst.tokens:
+                raise
+            return Burst()
+        return burst
+
+    def _go(self, step: DeviceStep, seats: list[Seat | None], others: Plan, burst: Burst, undisturbed: Callable[[], bool], most: int) -> None:
+        beside, flying = [Beside(for_device(span)) for _, span in others], 0
         while burst.steps < most and self._make_room(step, seats, flying):
             self._hand_over()
-            step.launch()
+            runs = (seat.run(number) for number, seat in enumerate(seats) if seat is not None and seat.takes_part and seat.since == step.launches)
+            step.launch([*beside, *(run for run in runs if run is not None)])
             burst.steps += 1
             flying += 1
             if flying == 2:
@@ -183,10 +180,11 @@ class DeviceDecoding:
                 self._look_ahead(step, seats)
         while flying:
             flying -= 1
-            self._take(step, seats, step.read(), burst)
-        if burst.steps and not burst.tokens:  # nobody got on, so the next token is the host's
-            self._declined.update((request, len(request.tokens)) for request in requests)
-        return burst
+            result = step.read()
+            for (request, span), logits in zip(others, result.beside, strict=False):
+                self._pool.commit(span.sequence, span.tokens)
+                burst.beside.append((request, span, logits))
+            self._take(step, seats, result, burst)
 
     def _seat(self, step: DeviceStep, requests: Sequence[Request]) -> list[Seat | None]:
         """Puts the requests where they were, if nothing has happened to them since, or loads them."""
@@ -195,7 +193,8 @@ class DeviceDecoding:
         for number, seat in enumerate(seats):
             if seat is None:
                 continue
-            if id(seat.request) in wanted and seat.takes_part and seat.known == len(seat.request.tokens):
+            known = seat.known == len(seat.request.tokens) == seat.request.computed + 1
+            if id(seat.request) in wanted and seat.takes_part and known:
                 del wanted[id(seat.request)]
             else:
                 seats[number] = None
@@ -207,6 +206,13 @@ class DeviceDecoding:
             self._load(step, number, seats)
         return seats
 
+    def _stand_up(self, step: DeviceStep) -> None:
+        """Nobody is known to be where he sits: a step has failed."""
+        step.forget()
+        for number in range(step.bucket.requests):
+            step.retire(number)
+        self._seats[step.bucket] = [None] * step.bucket.requests
+
     def _load(self, step: DeviceStep, number: int, seats: list[Seat | None]) -> None:
         """Tells the device where a request stands; launches before the next one do not count for it. It leaves if it has no place there."""
         seat = seats[number]
@@ -216,16 +222,13 @@ class DeviceDecoding:
         seat.since, seat.known = step.launches, len(request.tokens)
         if isinstance(request.matcher, Matcher):
             seat.place = self._placed(request.matcher)
-            if seat.place is None:
-                seat.takes_part = False
-                step.retire(number)
-                return
-        if not self._pool.reserve(sequence, sequence.length + 2):
+        is_placed = request.matcher is None or seat.place is not None
+        if not is_placed or not self._pool.reserve(sequence, len(request.tokens) + 1) or len(sequence.pages) > step.bucket.pages:
             seat.takes_part = False
             step.retire(number)
             return
         seat.pages = tuple(sequence.pages)
-        step.load(number, request.tokens[-1], sequence.length, seat.pages, _draw(request), seat.place)
+        step.load(number, request.tokens[-1], len(request.tokens) - 1, seat.pages, draw_of(request), seat.place)
 
     def _placed(self, matcher: Matcher) -> Place | None:
         """Where a matcher stands, its mask known; None where there is no room."""
@@ -242,7 +245,7 @@ class DeviceDecoding:
         for number, seat in taking_part:
             sequence = seat.request.sequence
             assert sequence is not None
-            length = sequence.length + flying + 2
+            length = len(seat.request.tokens) + flying + 1
             if length > step.bucket.pages * PAGE or not self._pool.reserve(sequence, length):
                 return False
             pages = tuple(sequence.pages)
@@ -263,7 +266,10 @@ class DeviceDecoding:
                 continue
             status, request = int(result.status[number]), seat.request
             burst.misses += status in (MISSED, LOST)
-            if status == MISSED:
+            if status == MISSED and not seat.missed:
+                seat.missed = True
+                assert request.sequence is not None
+                self._pool.commit(request.sequence, tokens_to_compute(request)[:-1])
                 self._load(step, number, seats)
             elif status in (FINE, STOPPED, LOST) and self._accepts(request, int(result.tokens[number])):
                 self._accept(step, number, seats, result, burst)
@@ -289,16 +295,17 @@ class DeviceDecoding:
         assert sequence is not None
         before = matcher.state if isinstance(matcher, Matcher) else 0
         request.forwards += 1
-        self._pool.commit(sequence, (request.tokens[-1],))
+        self._pool.commit(sequence, tokens_to_compute(request))
         try:
-            self._advancer.take(request, token, lambda: _logprobs(request, token, float(result.logprobs[number])))
+            self._advancer.take(request, token, lambda: logprobs_of(request, token, float(result.logprobs[number])))
         except Exception as error:  # noqa: BLE001 - belongs to this request, whose caller gets it
             burst.errors.append((request, error))
             seat.takes_part = False
             return
         burst.tokens += 1
-        seat.known = len(request.tokens)
-        if request.state is State.FINISHED or len(request.tokens) - request.computed != 1 or not _goes_on(request):
+        seat.known, seat.missed = len(request.tokens), False
+        more = len(tokens_to_compute(request))
+        if request.state is State.FINISHED or more > LONGEST_RUN or not is_plain(request):
             seat.takes_part = False
             step.retire(number)
         elif isinstance(matcher, Matcher):
@@ -306,9 +313,9 @@ class DeviceDecoding:
             assert self._ahead is not None
             self._ahead.noted(matcher.arena, before, token)
             symbols = token_symbols(matcher.vocabulary, token)
-            seat.place = self._pushdown.follow(seat.place, symbols) if status == FINE and seat.place is not None else None
+            seat.place = self._pushdown.follow(seat.place, symbols) if status == FINE and more == 1 and seat.place is not None else None
             if seat.place is None:
-                burst.misses += status == FINE
+                burst.misses += status == FINE and more == 1
                 self._load(step, number, seats)
 
     def _look_ahead(self, step: DeviceStep, seats: list[Seat | None]) -> None:
@@ -329,28 +336,3 @@ def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tupl
     if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None:
         return None
     return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)
-
-
-def _shared_pages(requests: Sequence[Request]) -> Sequence[int]:
-    """Pages that all requests begin with; () where they are too few to be worth it."""
-    spans = [BatchSpan(r.sequence.pages, r.sequence.length, r.tokens[-1:]) for r in requests if r.sequence is not None]
-    pages = common_pages(spans) if len(spans) > 1 else ()
-    return pages if len(pages) >= LEAST_PAGES and GONE not in pages else ()
-
-
-def _is_plain(request: Request, matcher: Matcher) -> bool:
-    """Is the mask of the next token the state's own? Near the end of the budget it is narrower."""
-    return not matcher.is_finished and not matcher.is_guarded(request.remaining if request.params.budget_guard else None)
-
-
-def _goes_on(request: Request) -> bool:
-    return not isinstance(request.matcher, Matcher) or _is_plain(request, request.matcher)
-
-
-def _draw(request: Request) -> Draw:
-    prompt = len(request.prompt)
-    return Draw(request.params, request.seed, request.generated, 0, request.tokens[:prompt], request.tokens[prompt:])
-
-
-def _logprobs(request: Request, token: int, value: float) -> list[TokenLogprob]:
-    return [] if request.params.logprobs is None else [TokenLogprob(token, value)]

@@ -17,14 +17,14 @@ from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchShape, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import kernel_set
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
 
-__all__ = ["DeviceRunner", "runner_for"]
+__all__ = ["DeviceRunner", "for_device", "runner_for"]
 
 
 WARM = (
@@ -51,7 +51,7 @@ class DeviceRunner:
             progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
             if shape is not None:
                 with torch.inference_mode():
-                    self.forward(Batch.empty(shape, self._pool.data.device), None)
+                    self.forward(Batch.empty(shape, self._pool.data.device))
 
     @property
     def on_gpu(self) -> bool:
@@ -65,19 +65,17 @@ class DeviceRunner:
     def execute(self, spans: Sequence[Span]) -> list[Logits]:
         """See Runner."""
         self._on_device()
-        wanted = [_wanted(span) for span in spans]
-        batch_spans = [_for_device(span, rows) for span, rows in zip(spans, wanted, strict=True)]
+        batch_spans = [for_device(span) for span in spans]
         arrangement = arranged(batch_spans, self._pool.data.device)
         order, ordered = arrangement.order, [batch_spans[number] for number in arrangement.order]
         batch = Batch.of(ordered, self._pool.data.device)
-        parts = batch.divided(ordered, arrangement.few) if arrangement.few else ()
         with torch.inference_mode():
-            logits, states = self._forward(batch, arrangement.prefix, parts)
+            logits, states = self._forward(batch, arrangement.parts(batch, ordered))
         host = logits.cpu().numpy()  # here the host waits for the device
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
         results: list[Logits] = [host[:0]] * len(spans)
-        for number, end in zip(order, np.cumsum([wanted[number] for number in order]).tolist(), strict=True):
+        for number, end in zip(order, np.cumsum([span.rows for span in ordered]).tolist(), strict=True):
             span = spans[number]
             drafted = len(span.draft) if span.draft is not None else 0
             results[number] = host[end - drafted - span.rows : end]
@@ -86,16 +84,16 @@ class DeviceRunner:
                 span.on_states(states[end - drafted - span.states : end].float())
         return results
 
-    def forward(self, batch: Batch, prefix: Prefix | None) -> torch.Tensor:
-        """Logits [R, V] in float32, on the device."""
-        return self._forward(batch, prefix)[0]
+    def forward(self, batch: Batch, parts: Sequence[Part] = ()) -> torch.Tensor:
+        """Logits [R, V] in float32, on the device.   parts: see PagedAttention."""
+        return self._forward(batch, parts)[0]
 
-    def _forward(self, batch: Batch, prefix: Prefix | None, parts: Sequence[Batch] = ()) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, batch: Batch, parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""
         if self.decoder is not None:
-            states = self.decoder.states(batch, prefix, parts)
+            states = self.decoder.states(batch, parts)
             return self.decoder.logits(states), states
-        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, prefix, parts)
+        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, parts)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 
@@ -110,13 +108,9 @@ def runner_for(model: Model, pool: KVPool, threads: int | None = None, *, standa
     return DeviceRunner(model, pool) if pool.data.is_cuda else TorchRunner(model, pool, pool.data.device, threads)
 
 
-def _wanted(span: Span) -> int:
-    """How many of a span's last tokens, its draft's included, must come out at the end."""
-    known = span.rows if span.on_states is None else max(span.rows, span.states)
-    return known + (len(span.draft) if span.draft is not None else 0)
-
-
-def _for_device(span: Span, rows: int) -> BatchSpan:
-    draft = span.draft
-    tokens = span.tokens if draft is None else (*span.tokens, *draft.tokens)
-    return BatchSpan(span.sequence.pages, span.sequence.length, tokens, rows, () if draft is None else draft.parents)
+def for_device(span: Span) -> BatchSpan:
+    """A span with its draft behind it; rows: how many of its last tokens must come out at the end."""
+    rows = span.rows if span.on_states is None else max(span.rows, span.states)
+    if span.draft is None:
+        return BatchSpan(span.sequence.pages, span.sequence.length, span.tokens, rows)
+    return BatchSpan(span.sequence.pages, span.sequence.length, (*span.tokens, *span.draft.tokens), rows + len(span.draft), span.draft.parents)

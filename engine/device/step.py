@@ -3,32 +3,37 @@
 All that a step reads or writes has a fixed address, so that on a GPU it is captured as a graph, once per bucket, and replayed; all
 graphs share one pool of memory. On the CPU the same body simply runs. The host loads requests into places between two launches and
 reads what a launch gave one or more launches later. A request whose status is not FINE stands still until it is loaded again, so
-that a step it could not take is taken anew. Knows nothing of requests, pages' owners or how a grammar is expanded.
+that a step it could not take is taken anew. A launch may compute further tokens beside (see beside.py): few in a graph of its own with
+room for them, prompts and whatever has logits for the host as it comes. Knows nothing of requests, pages' owners or how a grammar is
+expanded.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from agentkit.engine.device.beside import Beside, Ragged
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape, send
 from agentkit.engine.kernels.gpu.choose import StepKernels
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part, Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.errors import EngineError
 from agentkit.grammars.device import Place
 from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
 
-__all__ = ["Bucket", "DeviceStep", "Forward", "Result"]
+__all__ = ["ROOMS", "Bucket", "DeviceStep", "Forward", "Result"]
 
-Forward = Callable[[Batch, Prefix | None], torch.Tensor]
-"""A batch that decodes, and what all of it begins with -> logits [B, V]."""
+Forward = Callable[[Batch, Sequence[Part]], torch.Tensor]
+"""A batch, and the parts of it that are attended to one by one -> logits [R, V]."""
+ROOMS = (32, 256)
+"""Tokens beside the places' own that captured steps have room for."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +50,35 @@ class Bucket:
     biases: int = 0
     shared: int = 0
 
+    def serves(self, need: Bucket) -> bool:
+        """Is this one large enough, and not much larger than needed? Who stays in a step need not be loaded into another."""
+        fits = all(mine >= its for mine, its in zip(astuple(self), astuple(need), strict=True)) and bool(self.shared) == bool(need.shared)
+        return fits and self.requests <= 2 * need.requests and self.pages <= 4 * need.pages
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a launch gave, per place of the bucket. launch: its number. status: see grammars.kernels.tables and sampling_batch."""
+    """What a launch gave, per place of the bucket. launch: its number. status: see grammars.kernels.tables and sampling_batch.
+
+    beside: for each span beside the places its logits for the host [rows, V]; none for a place's.
+    """
 
     launch: int
     tokens: np.ndarray
     status: np.ndarray
     logprobs: np.ndarray
+    beside: Sequence[np.ndarray] = ()
+
+
+@dataclass(frozen=True)
+class _Flying:
+    """A launch whose result has not been read. results, logits: on their way to the host until `event`.   rows: of the logits, per span beside."""
+
+    launch: int
+    results: torch.Tensor
+    event: torch.cuda.Event | None
+    logits: torch.Tensor | None
+    rows: Sequence[slice]
 
 
 class DeviceStep:
@@ -84,11 +109,13 @@ class DeviceStep:
         self._no_bank = torch.zeros((1, 1), dtype=torch.int32, device=device)
         self._results = torch.zeros((3, size), dtype=torch.float64, device=device)  # tokens, status, logprobs: exact in float64
         self.launches = 0
-        self._flying: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
-        self._graph = self._capture(memory) if graph else None
+        self._flying: deque[_Flying] = deque()
+        self._memory, self._captures = memory, graph
+        self._rooms: dict[int, tuple[Ragged, torch.cuda.CUDAGraph | None]] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
 
-    def _capture(self, memory: Any) -> torch.cuda.CUDAGraph:
-        """The body as a graph. It first runs as it is, with nobody in it, so that everything is compiled and allocated.
+    def _capture(self, beside: Ragged | None) -> torch.cuda.CUDAGraph:
+        """The body as a graph. It first runs as it is, for nobody, so that everything is compiled and allocated.
 
         Raises EngineError where that fails.
         """
@@ -98,19 +125,25 @@ class DeviceStep:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(stream), torch.inference_mode():
+                status = self.status.clone()
+                self.status.fill_(STOPPED)
                 for _ in range(2):
-                    self._body()
+                    self._body(beside)
+                self.status.copy_(status)
             torch.cuda.current_stream(device).wait_stream(stream)
-            with torch.inference_mode(), torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-                self._body()
+            with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                self._body(beside)
         except RuntimeError as error:
             raise EngineError(
                 f"a decode step of {self.bucket} could not be captured as a CUDA graph; Engine(cuda_graphs=False) does without: {error}"
             ) from error
         return graph
 
-    def _body(self) -> None:
-        logits, kernels, tables = self._forward(self.batch, self._prefix), self._kernels, self.tables
+    def _body(self, beside: Ragged | None) -> torch.Tensor:
+        """Logits for the host [R, V] of what is beside."""
+        batch, parts = (self.batch, (Part(self.batch, self._prefix),)) if beside is None else beside.behind(self.batch, self._prefix)
+        every, kernels, tables = self._forward(batch, parts), self._kernels, self.tables
+        logits = every[: self.bucket.requests]
         if tables is not None:
             kernels.find_rows(tables, self.states, self.status, self._rows)
             kernels.build_rows(tables, self.states, self.status, self._rows)
@@ -127,6 +160,7 @@ class DeviceStep:
         self._results[1].copy_(self.status)
         self._results[2].copy_(self._sampled.logprobs)
         self._move_on(tokens)
+        return every[self.bucket.requests :]
 
     def _move_on(self, tokens: torch.Tensor) -> None:
         """The next step's input, for the requests that go on."""
@@ -148,7 +182,8 @@ class DeviceStep:
     def load(self, place: int, token: int, position: int, pages: Sequence[int], draw: Draw, at: Place | None) -> None:
         """From the next launch on `place` is a request whose token at `position` is to be computed, the next one drawn as `draw` says.
 
-        pages: of the request, one for position + 1 included.   at: where its grammar stands.
+        pages: of the request, one for position + 1 included.   at: where its grammar stands. Where tokens before that one are to be computed, too, the
+        next launch takes all of them beside.
         """
         batch = self.batch
         self.set_pages(place, pages)
@@ -177,39 +212,71 @@ class DeviceStep:
         self.batch.slots[place] = NOWHERE
         self.batch.lengths[place] = self.batch.tree_starts[place] = 0
 
-    def launch(self) -> None:
-        """Begins a step; its result can be read later."""
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            with torch.inference_mode():
-                self._body()
-        host, event = self._results.clone(), None
+    def launch(self, beside: Sequence[Beside] = ()) -> None:
+        """Begins a step; its result can be read later.   beside: what else it computes."""
+        logits, rows = self._run(beside)
+        results, event = self._results.clone(), None
         if self._results.is_cuda:
-            host = torch.empty_like(self._results, device="cpu", pin_memory=True)
-            host.copy_(self._results, non_blocking=True)
+            results, logits = _to_host(self._results), None if logits is None else _to_host(logits)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
             event.record(torch.cuda.current_stream(self._results.device))
-        self._flying.append((self.launches, host, event))
+        self._flying.append(_Flying(self.launches, results, event, logits, rows))
         self.launches += 1
+
+    def _run(self, beside: Sequence[Beside]) -> tuple[torch.Tensor | None, Sequence[slice]]:
+        """The body, captured or not; logits for the host, and which of them belong to each span beside."""
+        ragged, graph, rows = None, None, list[slice]()
+        if not beside:
+            if self._captures and self._graph is None:
+                self._graph = self._capture(None)
+            graph = self._graph
+        elif room := self._room_for(beside):
+            ragged, graph = room
+            ragged.load(beside)
+        else:
+            ragged, rows = Ragged.of(beside, self.bucket.requests, self._results.device)
+        if graph is not None:
+            graph.replay()
+            return None, rows
+        with torch.inference_mode():
+            logits = self._body(ragged)
+        return (logits if rows else None), rows
+
+    def _room_for(self, beside: Sequence[Beside]) -> tuple[Ragged, torch.cuda.CUDAGraph | None] | None:
+        """The smallest room that holds the spans, captured if need be; None where none does."""
+        tokens = next((room for room in ROOMS if sum(len(each.span.tokens) for each in beside) <= room), None)
+        if tokens is None:
+            return None
+        if tokens not in self._rooms:
+            ragged = Ragged.room(tokens, self.bucket.requests, self.bucket.pages, self._results.device)
+            self._rooms[tokens] = ragged, self._capture(ragged) if self._captures else None
+        return self._rooms[tokens] if self._rooms[tokens][0].holds(beside) else None
 
     def read(self) -> Result:
         """The result of the oldest launch that has not been read; here the host waits for the device."""
-        launch, host, event = self._flying.popleft()
-        if event is not None:
-            event.synchronize()
-        tokens, status, logprobs = host.numpy()
-        return Result(launch, tokens.astype(np.int64), status.astype(np.int32), logprobs)
+        flying = self._flying.popleft()
+        if flying.event is not None:
+            flying.event.synchronize()
+        tokens, status, logprobs = flying.results.numpy()
+        logits = None if flying.logits is None else flying.logits.numpy()
+        return Result(flying.launch, tokens.astype(np.int64), status.astype(np.int32), logprobs, [] if logits is None else [logits[own] for own in flying.rows])
 
     @property
     def is_idle(self) -> bool:
         """Is a GPU done with all launches? On the CPU a launch is over when it returns, and nothing waits."""
-        last = self._flying[-1][2] if self._flying else None
+        last = self._flying[-1].event if self._flying else None
         return last is not None and bool(last.query())  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Nobody will read the results of the launches so far."""
         self._flying.clear()
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, which is there when the stream has come so far."""
+    host = torch.empty_like(values, device="cpu", pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host
 
 
 def _nothing_shared(bucket: Bucket, device: torch.device) -> Prefix:

@@ -6,6 +6,7 @@ Inputs: a Setup, a time box, and a model for the steps. The vocabulary is made u
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.choose import step_kernels
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
@@ -126,8 +127,8 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
         spans = spans_for([(before, 2 * PAGE)] * size)
         decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
 
-        def forward(batch: Batch, prefix: Prefix | None, decoder: DeviceDecoder = decoder) -> torch.Tensor:
-            return decoder.logits(decoder.states(batch, prefix))
+        def forward(batch: Batch, parts: Sequence[Part], decoder: DeviceDecoder = decoder) -> torch.Tensor:
+            return decoder.logits(decoder.states(batch, parts))
 
         row: Figures = {"batch": size, "context": before}
         for kind in ("free", "known mask", "built mask"):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
-from agentkit.engine.kernels.gpu.batch import BatchShape
+from agentkit.engine.kernels.gpu.batch import Batch, BatchShape
 
-__all__ = ["Launch", "Prefix", "launch_for", "next_power"]
+__all__ = ["Launch", "Part", "Prefix", "launch_for", "next_power"]
 
 MAX_SPLITS = 32
 LEAST_KEYS = 256  # of a split: below, merging costs more than reading them in turn
@@ -58,6 +59,13 @@ class Prefix:
     def shape(self, batch: BatchShape) -> BatchShape:
         """That of the groups' attention, each taken for a request."""
         return BatchShape(batch.tokens, self.lengths.shape[0], self.pages.shape[1], batch.rows, self.queries)
+
+
+class Part(NamedTuple):
+    """Requests of a batch that follow one another and are attended to by themselves.   prefix: beginnings that they share; None: nothing is known of any."""
+
+    batch: Batch
+    prefix: Prefix | None = None
 
 
 def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False) -> Launch:

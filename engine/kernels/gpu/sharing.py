@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from agentkit.engine.kernels.gpu.batch import BatchSpan
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.plan import Part, Prefix
 from agentkit.engine.kernels.layout import PAGE
 
 __all__ = ["LEAST_PAGES", "Arrangement", "arranged", "common_pages"]
@@ -34,6 +34,12 @@ class Arrangement:
     order: list[int]
     prefix: Prefix | None = None
     few: int = 0
+
+    def parts(self, batch: Batch, ordered: Sequence[BatchSpan]) -> tuple[Part, ...]:
+        """What is attended to one by one.   batch: of the spans, ordered like this."""
+        if self.few:
+            return tuple(Part(half) for half in batch.divided(ordered, self.few))
+        return (Part(batch, self.prefix),)
 
 
 def arranged(spans: Sequence[BatchSpan], device: torch.device) -> Arrangement:

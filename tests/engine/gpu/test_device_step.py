@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -9,14 +11,14 @@ from agentkit.engine.config import SamplingParams
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
 from agentkit.engine.kernels.gpu.choose import step_kernels
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.grammars import Grammar
 from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels.tables import FINE, STOPPED, Tables
-from tests.engine.gpu.test_device_decoding import VOCABULARY
+from tests.engine.gpu.bursts import VOCABULARY
 from tests.engine.tiny import STOP, TOKENS, WIDTH
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, presence_penalty=0.3)
@@ -27,7 +29,7 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
     table = 3 * torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)).to(device)
     table[:, STOP] = -20.0
 
-    def forward(batch: Batch, prefix: Prefix | None) -> torch.Tensor:
+    def forward(batch: Batch, parts: Sequence[Part]) -> torch.Tensor:
         return table[batch.token_ids]
 
     host, matcher = Pushdown(VOCABULARY, states=500, rows=20), Grammar.from_regex("[a-z ]*!").matcher(VOCABULARY)
