@@ -4,7 +4,6 @@
     ├── GrammarError                  a constraint cannot be built, or cannot be met
     │   ├── InvalidGrammar            the schema, pattern or grammar text itself is malformed
     │   ├── UnsupportedSchema         well-formed, but a keyword cannot be enforced exactly
-    │   ├── NotYetSupported           a front end that this version does not have
     │   ├── UnsatisfiableSchema       nothing can match
     │   ├── GrammarTooComplex         a stated limit was passed while compiling or stepping
     │   ├── CompileCancelled          the caller no longer wants the grammar that is being compiled
@@ -55,7 +54,6 @@ __all__ = [
     "ModelRetry",
     "ModelRetryExceeded",
     "NoTokenPath",
-    "NotYetSupported",
     "NumericalError",
     "ToolDefinitionError",
     "ToolError",
@@ -102,10 +100,6 @@ class UnsupportedSchema(GrammarError):
         self.pointer = pointer
         self.keyword = keyword
         self.reason = reason
-
-
-class NotYetSupported(GrammarError, NotImplementedError):
-    """A front end or option that is announced, but not part of this version."""
 
 
 class UnsatisfiableSchema(GrammarError):

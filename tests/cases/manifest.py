@@ -2,7 +2,7 @@
 
 Schema, text and mask cases are all tested from the bank itself: TABLES names the test of each mode. Statements of
 behaviour are tested by hand: TESTED names tests, those of kind sdk carry a mark instead (tests/agent/cases/behaviour.py).
-What needs a feature that does not exist yet stands in LATER_CASES (tested, and expected to fail) or LATER.
+What needs a feature that does not exist yet stands in LATER.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 from tests.agent.cases.later import LATER as SDK_LATER
 from tests.cases.bank import CASES, Statement
 
-Feature = Literal[3, 4, 5, 6, "server", "adapters", "remote servers"]
-"""What a case waits for: the number of the issue that brings it, or its name where no issue has a number yet."""
+Feature = Literal["server", "adapters", "remote servers"]
+"""What a case waits for."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,6 @@ TABLES: dict[str, str] = {
     "text": "tests/cases/test_grammar.py::test_case",
     "mask": "tests/cases/test_tokenization.py::test_masks",
 }
-
-LATER_CASES: dict[str, Later] = {}
-"""Their tests exist and are expected to fail with NotYetSupported."""
 
 MARKED = "tests/agent/cases"
 """Folder whose tests carry the statement that they test as a mark."""
@@ -168,16 +165,16 @@ LATER: dict[Statement, Later] = {
     **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
     **_waiting("srv-bad-grammar-after-good", "server", _HTTP),
     **_waiting("srv-bad-regex", "server", f"{_HTTP}; that the error names the position is tested in tests/cases/test_server.py"),
-    **_waiting("srv-compile-cancel", "server", f"{_HTTP}; cancelling a compilation comes with issue 3"),
+    **_waiting("srv-compile-cancel", "server", f"{_HTTP}; cancelling a compilation is tested in tests/grammars/test_effort.py"),
     **_waiting("srv-deep-json", "server", f"{_HTTP}; schemas and patterns are tested in tests/cases/test_server.py"),
     **_waiting("srv-fail-open", "server", f"{_HTTP}; that the grammar is refused is tested in tests/cases/test_server.py"),
     **_waiting("srv-grammar-cache-bounded", "server", _HTTP),
     **_waiting("srv-many-tools", "server", f"{_HTTP}; names that begin alike are tested in tests/cases/test_server.py"),
     **_waiting("srv-negative-ints", "server", _HTTP),
     **_waiting("srv-no-parameters-tool", "server", f"{_HTTP}; the grammar is tested in tests/cases/test_server.py"),
-    **_waiting("srv-recursive-grammar", "server", f"{_HTTP}; grammars in EBNF come with issue 3"),
+    **_waiting("srv-recursive-grammar", "server", f"{_HTTP}; grammars in EBNF are tested in tests/grammars/cfg"),
     **_waiting("srv-required-without-call", "server", _HTTP),
-    **_waiting("srv-schema-compile-time", "server", f"{_HTTP}; a time limit on compiling comes with issue 3"),
+    **_waiting("srv-schema-compile-time", "server", f"{_HTTP}; a time limit on compiling is tested in tests/grammars/test_effort.py"),
     **_waiting("srv-special-token-text", "server", f"{_HTTP}; the encoding of chats is tested in tests/engine/models/test_chat_template.py"),
     **_waiting("srv-stream-options", "server", _HTTP),
     **_waiting("srv-top-level-shapes", "server", _HTTP),

@@ -13,7 +13,6 @@ from agentkit import errors
 from agentkit.grammars import Grammar
 from tests.cases.bank import CASES, Case, of_kind
 from tests.cases.judge import BYTES, REFUSALS, TEXT_FORMS, check_budget, compiled, wrongly_judged
-from tests.cases.manifest import LATER_CASES
 
 
 def forms_of(case: Case) -> list[str]:
@@ -21,15 +20,9 @@ def forms_of(case: Case) -> list[str]:
     return [form for form in TEXT_FORMS if form in case["input"]]
 
 
-def later(case_id: str) -> list[pytest.MarkDecorator]:
-    """Turns red when the feature comes: then the entry in manifest.LATER_CASES goes."""
-    waits = LATER_CASES.get(case_id)
-    return [pytest.mark.xfail(strict=True, raises=errors.NotYetSupported, reason=waits.reason)] if waits else []
-
-
 TEXTS = [case for case in of_kind("grammar", "text") if "regex_list" not in case["input"]]
 FORMS = [(case, form) for case in TEXTS for form in forms_of(case)]
-PARAMETERS = [pytest.param(case, form, id=case["id"] if len(forms_of(case)) == 1 else f"{case['id']}-{form}", marks=later(case["id"])) for case, form in FORMS]
+PARAMETERS = [pytest.param(case, form, id=case["id"] if len(forms_of(case)) == 1 else f"{case['id']}-{form}") for case, form in FORMS]
 
 
 @pytest.mark.usefixtures("warm")
