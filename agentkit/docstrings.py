@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -18,11 +19,14 @@ __all__ = ["Description", "describe"]
 
 logger = logging.getLogger("agentkit.docstrings")
 
+_PARAMETERS = r"args|arguments|params|parameters|attributes|keyword arg(?:ument)?s|other parameters"
+_HEADER = rf"(?:{_PARAMETERS}|returns?|raises|yields|examples?|notes?|warnings?)[ \t]*:[ \t]*$"
 # A docstring without one of these has no parameter section in any style, and griffe (80 ms to import) is not needed.
-_SECTION = re.compile(
-    r"^\s*(args|arguments|params|parameters|attributes|keyword arg(ument)?s|other parameters)\s*:?\s*$|^\s*:(param|parameter|arg|argument|key|keyword)\b",
-    re.I | re.M,
-)
+_SECTION = re.compile(rf"^\s*({_PARAMETERS})\s*:?\s*$|^\s*[:@](param|parameter|arg|argument|key|keyword)\b", re.I | re.M)
+_EPYTEXT = re.compile(r"^(\s*)@(param|parameter|arg|argument|key|keyword|type|returns?|rtype|raises?)\b", re.M)
+_FIRST_LINE_HEADER = re.compile(_HEADER, re.I | re.M)
+_TIGHT_HEADER = re.compile(rf"(?<=\S)\n(?={_HEADER})", re.I | re.M)
+_NO_SUMMARY = "(no summary)"  # parsers look for sections after some text
 _STYLES = ("google", "numpy", "sphinx")
 
 
@@ -49,10 +53,11 @@ def describe(docstring: str | None, parameters: Collection[str], *, owner: str =
     text = inspect.cleandoc(docstring or "")
     if not _SECTION.search(text):
         return Description(text)
+    tidied = _tidied(text)
     best: tuple[int, str, dict[str, str]] = (0, text, {})
     for style in _STYLES:
         try:
-            body, documented = _parse(text, style)
+            body, documented = _parse(tidied, style)
         except Exception as error:  # noqa: BLE001  # any failure of a third-party parser leaves the text whole; it is logged, the tool works
             logger.warning("the docstring of %s cannot be read as %s style: %s", owner, style, error)
             continue
@@ -63,6 +68,15 @@ def describe(docstring: str | None, parameters: Collection[str], *, owner: str =
     for name in documented.keys() - set(parameters):
         logger.warning("the docstring of %s describes %r, which is not a parameter", owner, name)
     return Description(body, {name: documented[name] for name in documented if name in parameters})
+
+
+def _tidied(text: str) -> str:
+    """What people write and no parser reads, in the form that they do: a header in the first line or without a blank one before it, epytext."""
+    if _FIRST_LINE_HEADER.match(text):
+        first, _, rest = text.partition("\n")
+        indented = rest if rest[:1].isspace() else textwrap.indent(rest, "    ")  # a lone section lost its indentation to cleandoc
+        text = f"{_NO_SUMMARY}\n\n{first}\n{indented}"
+    return _EPYTEXT.sub(r"\1:\2", _TIGHT_HEADER.sub("\n\n", text))
 
 
 def _parse(text: str, style: str) -> tuple[str, dict[str, str]]:
@@ -77,10 +91,10 @@ def _parse(text: str, style: str) -> tuple[str, dict[str, str]]:
     for section in sections:
         kind = section.kind.value
         if kind == "text":
-            body.append(str(section.value).strip())
+            body.append(str(section.value).strip().removeprefix(_NO_SUMMARY).strip())
         elif kind in ("parameters", "other parameters", "attributes"):
             for item in section.value:
                 description = str(item.description or "").strip()
                 for name in str(item.name).split(","):
-                    documented[name.strip().lstrip("*")] = description
+                    documented[name.strip().strip("`*")] = description
     return "\n\n".join(part for part in body if part), {name: value for name, value in documented.items() if value}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import io
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from agentkit.context import RunContext
@@ -41,7 +42,7 @@ async def run_call(tool: Tool[..., Any], call: ToolCall, context: RunContext[Any
     return dataclasses.replace(call, result=value, content=content, executed=True, duration_s=time.perf_counter() - started)
 
 
-def _failed(tool: Tool[..., Any], error: Exception) -> ToolError:
+def _failed(tool: Tool[..., Any], error: BaseException) -> ToolError:
     return ToolError(f"tool {tool.name!r} failed: {type(error).__name__}: {error}")
 
 
@@ -66,12 +67,13 @@ async def _run_async(tool: Tool[..., Any], call: ToolCall, context: RunContext[A
 
 
 async def _run_sync(tool: Tool[..., Any], call: ToolCall, context: RunContext[Any]) -> Any:
-    outcome: list[Exception] = []
+    outcome: list[BaseException] = []
 
     def work() -> Any:
         try:
-            return tool.invoke(call.arguments, context)
-        except Exception as error:  # noqa: BLE001  # kept apart from what the pool itself raises
+            made = tool.invoke(call.arguments, context)
+            return list(made) if isinstance(made, Iterator) and not isinstance(made, io.IOBase) else made  # what is generated is work of the tool
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # kept apart from what the pool itself raises
             outcome.append(error)
             return None
 

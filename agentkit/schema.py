@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
-from agentkit.grammars.frontends.pydantic_schema import ValidatedSchema
+from agentkit.grammars.frontends.pydantic_schema import ReadableSchema, ValidatedSchema
 
 __all__ = ["JSONSchema", "json_schema_of"]
 
@@ -33,7 +33,7 @@ _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 
-class _Closed(GenerateJsonSchema):
+class _Closed(ReadableSchema):
     """Pydantic's generator with closed objects and without automatic titles."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # declared so by Pydantic

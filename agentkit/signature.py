@@ -159,10 +159,18 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 
 def _context_parameter(annotations: Mapping[str, Any], name: str) -> str | None:
-    found = [key for key, hint in annotations.items() if hint is RunContext or typing.get_origin(hint) is RunContext]
+    found = [key for key, hint in annotations.items() if _is_context(hint)]
     if len(found) > 1:
         raise ToolDefinitionError(f"tool {name!r}: the parameters {found} are all annotated RunContext; keep one")
     return found[0] if found else None
+
+
+def _is_context(hint: Any) -> bool:
+    """RunContext, RunContext[Deps], and either of them under Annotated or Optional."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated or origin in (typing.Union, types.UnionType):
+        return any(map(_is_context, typing.get_args(hint)))
+    return hint is RunContext or origin is RunContext
 
 
 def _build(
@@ -179,7 +187,7 @@ def _build(
             continue
         field_name = _field_name(parameter.name, taken)
         taken.add(field_name)
-        fields[field_name] = _field(parameter, field_name, hint, descriptions.get(parameter.name))
+        fields[field_name] = _field(parameter, field_name, hint, _annotated_description(hint) or descriptions.get(parameter.name))
         plan.append((parameter, field_name))
     try:
         model = create_model(f"{name}_arguments", __base__=base, __module__=__name__, **fields)
@@ -221,14 +229,23 @@ def _field(parameter: Parameter, field_name: str, hint: Any, description: str | 
     if description and not _has_description(hint):
         options["description"] = description
     if parameter.default is not Parameter.empty:
-        return hint, Field(parameter.default, **options)
-    return hint, (Field(**options) if options else ...)
+        default = parameter.default
+        return hint, Field(default_factory=lambda: default, **options) if default is Ellipsis else Field(default, **options)
+    return hint, Field(**options)
 
 
 def _has_description(hint: Any) -> bool:
     if typing.get_origin(hint) is not typing.Annotated:
         return False
     return any(isinstance(item, FieldInfo) and item.description for item in hint.__metadata__)
+
+
+def _annotated_description(hint: Any) -> str | None:
+    """What `Annotated[T, "text"]` or `Annotated[T, Doc("text")]` (PEP 727) says; a Field's description comes before both."""
+    if typing.get_origin(hint) is not typing.Annotated:
+        return None
+    documentation = (getattr(item, "documentation", item) for item in hint.__metadata__)
+    return next((text for text in documentation if isinstance(text, str)), None)
 
 
 def _definition_error(name: str, shown: list[Parameter], annotations: Mapping[str, Any], error: Exception) -> ToolDefinitionError:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import numbers
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
@@ -78,7 +79,7 @@ class Tool(Generic[P, R]):
         self.has_body = not (inspect.isclass(self.function) and issubclass(self.function, BaseModel))
         self._plan: CallPlan | None = None
         text = self._read_function() if self.has_body else self._read_model()
-        self.description = text.text if description is None else description
+        self.description = text.text if description is None else _checked_description(self.name, description)
         self.parameters = self._schema(text.parameters)
         if not inspect.isclass(self.function):
             functools.update_wrapper(cast(Any, self), self.function, updated=())
@@ -214,7 +215,7 @@ def as_tool(target: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
 
 
 def result_text(value: Any, tool_name: str) -> str:
-    """What the model is shown of a result: a string as it is, anything else as JSON (models by alias, dates in ISO form).
+    """What the model is shown of a result: a string as it is, anything else as JSON (models by alias, dates in ISO form, views as lists).
 
     Raises:
         ToolError: the value has no JSON form; names the tool.
@@ -223,7 +224,7 @@ def result_text(value: Any, tool_name: str) -> str:
         text = value
     else:
         try:
-            text = to_json(value, by_alias=True, inf_nan_mode="strings").decode()
+            text = to_json(value, by_alias=True, inf_nan_mode="strings", fallback=_plain).decode()
         except (ValueError, TypeError, RecursionError) as error:  # PydanticSerializationError is a ValueError
             what = f"tool {tool_name!r} returned {type(value).__name__} {value!r:.80}"
             raise ToolError(f"{what}, which cannot be turned into JSON: {error}; return JSON types, dataclasses or Pydantic models") from error
@@ -232,6 +233,17 @@ def result_text(value: Any, tool_name: str) -> str:
     except UnicodeEncodeError as error:
         raise ToolError(f"tool {tool_name!r} returned text with a lone surrogate at {error.start}, which has no UTF-8 form; return valid Unicode") from error
     return text
+
+
+def _plain(value: Any) -> Any:
+    """Kin of lists, dicts and numbers as these: a range, a dict's views, numpy's scalars."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence | Set | ValuesView) and not isinstance(value, memoryview):
+        return list(value)
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def validation_message(error: ValidationError) -> str:
@@ -273,16 +285,22 @@ def _derived_name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _checked_name(name: str, function: Any) -> str:
-    if not _NAME.fullmatch(name):
+def _checked_name(name: Any, function: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         owner = getattr(function, "__qualname__", type(function).__name__)
         raise ToolDefinitionError(f"the tool name {name!r} (of {owner}) is not allowed: 1 to 64 of the characters a-z A-Z 0-9 _ -; give name=")
     return name
 
 
-def _checked_options(name: str, timeout: float | None, retries: int | None) -> float | None:
-    if timeout is not None and not timeout > 0:
+def _checked_description(name: str, description: Any) -> str:
+    if not isinstance(description, str):
+        raise ToolDefinitionError(f"tool {name!r}: description is {description!r}; give text")
+    return description
+
+
+def _checked_options(name: str, timeout: Any, retries: Any) -> float | None:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ToolDefinitionError(f"tool {name!r}: timeout is {timeout!r}; give a number of seconds above 0, or None")
-    if retries is not None and retries < 0:
+    if retries is not None and not (isinstance(retries, int) and retries >= 0):
         raise ToolDefinitionError(f"tool {name!r}: retries is {retries!r}; give a number from 0 up, or None")
     return timeout

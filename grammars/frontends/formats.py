@@ -108,7 +108,7 @@ _TEMPLATE = (
     rf"|\{{[+#./;?&]?{_VARSPEC}(?:,{_VARSPEC})*\}})*"
 )
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-_MAIL_DOMAIN = rf"(?:{_HOST_LABEL}\.)+[A-Za-z]{{2,63}}"
+_MAIL_DOMAIN = rf"(?:{_HOST_LABEL}\.)+[A-Za-z]{{1,63}}"
 _LOCAL = rf"(?=[^@]{{1,64}}@){_ATEXT}+(?:\.{_ATEXT}+)*"
 _IDN_LETTER = r"a-z\u00df-\u00f6\u00f8-\u00ff\u03ac-\u03c1\u03c3-\u03ce\u0430-\u045f\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _IDN_LABEL = rf"(?:{_HOST_LABEL}|[0-9{_IDN_LETTER}]{{1,11}})"

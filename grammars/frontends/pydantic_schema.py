@@ -26,7 +26,36 @@ _WITHOUT_KEYS = frozenset({"tuple", "list", "set", "frozenset", "dict", "model",
 _DISTINCT = frozenset({"str", "uuid", "date", "datetime", "time", "url", "multi-host-url", "bool", "none"})
 
 
-class ValidatedSchema(GenerateJsonSchema):
+class ReadableSchema(GenerateJsonSchema):
+    """Pydantic's schema, without types for which it writes one although no JSON ever satisfies their validation."""
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        """Members of an enum are found by value only where they are strings or integers themselves."""
+        lost = [e for e in schema["expected"] if isinstance(e, enum.Enum) and not isinstance(e, str | int)]
+        if lost and self.mode == "validation":
+            owner = type(lost[0]).__name__
+            return self.handle_invalid_for_json_schema(
+                schema, f"Literal[{lost[0]}], which no JSON value equals; make it class {owner}(str, Enum) or an IntEnum"
+            )
+        return super().literal_schema(schema)
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        return self.handle_invalid_for_json_schema(schema, f"type[{schema['cls'].__name__}]: a class is not a JSON value")
+
+    def union_schema(self, schema: core_schema.UnionSchema) -> JsonSchemaValue:
+        return self._with_a_choice(super().union_schema(schema), schema)
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        return self._with_a_choice(super().tagged_union_schema(schema), schema)
+
+    def _with_a_choice(self, made: JsonSchemaValue, schema: core_schema.CoreSchema) -> JsonSchemaValue:
+        """Choices that have no schema are skipped; one must be left."""
+        if [] in (made.get("anyOf"), made.get("oneOf")):
+            return self.handle_invalid_for_json_schema(schema, "a union of which no member has a JSON form that validates, such as literals of a plain Enum")
+        return made
+
+
+class ValidatedSchema(ReadableSchema):
     """Pydantic's schema with what validation checks, where a schema can say it."""
 
     # ------------------------------------------------------------------ containers

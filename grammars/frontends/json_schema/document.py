@@ -46,7 +46,9 @@ class Location:
 
 
 def escape(segment: str) -> str:
-    """One segment of a JSON pointer (RFC 6901)."""
+    """One segment of a JSON pointer (RFC 6901). Raises InvalidGrammar for a key that JSON does not have."""
+    if not isinstance(segment, str):
+        raise InvalidGrammar(f"#: {segment!r} is a key of an object in the schema; in JSON keys are strings", pointer="#")
     return segment.replace("~", "~0").replace("/", "~1") if "~" in segment or "/" in segment else segment
 
 
@@ -102,7 +104,7 @@ class Document:
         uri, _, fragment = ref.partition("#")
         resource = at.resource
         if uri:
-            absolute = urljoin(resource.uri, uri)
+            absolute = _joined(resource.uri, uri, f"{at.pointer}/{keyword}")
             found = self._index().get(absolute)
             if found is None:
                 raise UnsupportedSchema(at.pointer, keyword, f"{ref!r} leads out of the document; embed its target under $defs, for nothing is fetched")
@@ -150,7 +152,7 @@ class Document:
         uri = _identity(schema, self._id)
         if uri is None or uri.startswith("#") or ("$ref" in schema and self.draft <= DRAFT_7):
             return parent
-        made = Resource(urljoin(parent.uri, uri).partition("#")[0], schema, pointer)
+        made = Resource(_joined(parent.uri, uri, f"{pointer}/{self._id}").partition("#")[0], schema, pointer)
         self._by_schema[id(schema)] = made
         return made
 
@@ -198,6 +200,14 @@ class Document:
 def _identity(schema: Any, keyword: str) -> str | None:
     value = schema.get(keyword) if isinstance(schema, dict) else None
     return value if isinstance(value, str) else None
+
+
+def _joined(base: str, uri: str, pointer: str) -> str:
+    """`uri`, found at `pointer`, as seen from `base`."""
+    try:
+        return urljoin(base, uri)
+    except ValueError as error:
+        raise InvalidGrammar(f"{pointer}: {uri!r} below {base!r} is no URI: {error}", pointer=pointer) from error
 
 
 def _dangling(ref: str, at: Location) -> InvalidGrammar:

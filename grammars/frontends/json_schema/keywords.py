@@ -109,6 +109,8 @@ def named_subschemas(value: Any, keyword: str, pointer: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise malformed(pointer, keyword, value, "an object of schemas")
     for name, member in value.items():
+        if not isinstance(name, str):
+            raise malformed(pointer, keyword, value, "an object whose names are strings")
         if not isinstance(member, (dict, bool)):
             subschema(member, f"{keyword}/{name}", pointer)
     return value

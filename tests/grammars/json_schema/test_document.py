@@ -86,3 +86,21 @@ def test_up_to_draft_7_a_reference_hides_its_neighbours() -> None:
 def test_a_draft_before_4_is_refused() -> None:
     with pytest.raises(UnsupportedSchema, match="draft-03"):
         compile_schema({"$schema": "http://json-schema.org/draft-03/schema#"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "http://[", "$ref": "a"},
+        {"$id": "http://a/", "$defs": {"b": {"$id": "//["}}, "$ref": "#x"},
+        {"properties": {1: True}},
+        {"properties": {None: {}}},
+        {"dependentSchemas": {1: {}}},
+        {"$defs": {2: {}}, "$ref": "#x"},
+    ],
+    ids=str,
+)
+def test_what_json_or_uris_do_not_have_is_malformed(schema: dict[str, object]) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        compile_schema(schema)
+    assert str(caught.value).startswith("#")
