@@ -21,6 +21,7 @@ from agentkit.execute import APPROVE_HELP, Approve
 from agentkit.loop import Instructions, Run, RunPlan, Validator
 from agentkit.messages import Message, check_history
 from agentkit.model import ChatModel, Sampling
+from agentkit.options import integer
 from agentkit.output import OutputSpec
 from agentkit.pending import Pending, run_blocking
 from agentkit.result import RunResult
@@ -118,15 +119,19 @@ class Agent(Generic[DepsT, OutputT]):
         self.name = name
         self.model = _chat_model(model, protocol)
         self.tools = _by_name(tools)
-        self.instructions = instructions
+        self.instructions = (
+            instructions if isinstance(instructions, str) else _callable("instructions", instructions, "text, or a function of the context that gives it")
+        )
         self.output = OutputSpec(output_type)
         self.deps_type = deps_type
-        self.retries = _at_least("retries", retries, 0)
-        self.sampling = Sampling(_at_least("max_tokens", max_tokens, 1), temperature, top_k, top_p, min_p)
+        self.retries = integer("retries", retries, 0)
+        self.sampling = Sampling(max_tokens, temperature, top_k, top_p, min_p)
         self.max_calls = _calls_a_turn(parallel_tool_calls)
-        self.max_repeats = None if max_repeats is None else _at_least("max_repeats", max_repeats, 1)
-        self.approve = approve
-        self.output_validators = tuple(output_validators)
+        self.max_repeats = None if max_repeats is None else integer("max_repeats", max_repeats, 1)
+        self.approve = _callable("approve", approve, APPROVE_HELP) if approve is not None else None
+        self.output_validators = tuple(
+            _callable("output_validators", v, "callables of (context, value)") for v in _listed("output_validators", output_validators)
+        )
 
     def run(self, prompt: str | None = None, **options: Unpack[RunOptions]) -> Pending[RunResult[OutputT]]:
         """Runs to the final answer: `result = await agent.run("...")`.
@@ -196,12 +201,10 @@ class Agent(Generic[DepsT, OutputT]):
 
     def _sampling(self, options: RunOptions) -> Sampling:
         given = {key: value for key, value in options.items() if key in ("max_tokens", "temperature", "seed") and value is not None}
-        sampling = replace(self.sampling, **given)  # type: ignore[arg-type]  # the keys are those of Sampling
-        _at_least("max_tokens", sampling.max_tokens, 1)
-        return sampling
+        return replace(self.sampling, **given)  # type: ignore[arg-type]  # the keys are those of Sampling
 
-    def _checked_choice(self, choice: str) -> str:
-        if choice not in _CHOICES and choice not in self.tools:
+    def _checked_choice(self, choice: Any) -> str:
+        if not isinstance(choice, str) or (choice not in _CHOICES and choice not in self.tools):
             names = ", ".join(self.tools) or "there are none"
             raise InvalidOption(f"tool_choice is {choice!r}; it must be 'auto', 'required', 'none' or the name of a tool: {names}")
         if choice == "required" and not self.tools:
@@ -331,11 +334,23 @@ def _limits(limits: Any) -> UsageLimits:
     return limits
 
 
+def _callable(name: str, value: Any, wanted: str) -> Any:
+    if not callable(value):
+        raise InvalidOption(f"{name} must be {wanted}, not {value!r}")
+    return value
+
+
+def _listed(name: str, values: Any) -> Iterable[Any]:
+    if not isinstance(values, Iterable) or isinstance(values, str | type):
+        raise InvalidOption(
+            f"{name} must be a list, such as {name}=[{getattr(values, '__name__', 'my_' + name.removesuffix('s'))}], not {type(values).__name__}"
+        )
+    return values
+
+
 def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:
     named: dict[str, Tool[..., Any]] = {}
-    if not isinstance(tools, Iterable) or isinstance(tools, str | type):
-        raise InvalidOption(f"tools must be a list, such as tools=[{getattr(tools, '__name__', 'my_tool')}], not {type(tools).__name__}")
-    for target in tools:
+    for target in _listed("tools", tools):
         tool = as_tool(target)
         if tool.name in named:
             raise ToolDefinitionError(f"two tools are named {tool.name!r}; give one of them another name: Tool(target, name=...)")
@@ -346,10 +361,4 @@ def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:
 def _calls_a_turn(parallel: bool | int) -> int:
     if isinstance(parallel, bool):
         return _MANY_CALLS if parallel else 1
-    return _at_least("parallel_tool_calls", parallel, 1)
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise InvalidOption(f"{name} is {value}; it must be at least {least}")
-    return value
+    return integer("parallel_tool_calls", parallel, 1)

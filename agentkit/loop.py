@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentkit.context import RunContext
-from agentkit.errors import GenerationTruncated, ModelRetry, ModelRetryExceeded, ToolTimeout
+from agentkit.errors import GenerationTruncated, InvalidOption, ModelRetry, ModelRetryExceeded, ToolTimeout
 from agentkit.events import CallEvent, Event, FinalEvent, ReasoningDelta, RetryEvent, TextDelta, TokenEvent, ToolResultEvent, ToolsEvent, TurnEvent
 from agentkit.execute import Approve, approval_refusal, run_call
 from agentkit.messages import AssistantMessage, CallPart, Message, RetryMessage, ToolMessage, UserMessage
@@ -136,6 +136,8 @@ class Run:
         if callable(instructions):
             made = instructions(self._context())
             instructions = await made if inspect.isawaitable(made) else made
+            if not isinstance(instructions, str):
+                raise InvalidOption(f"the function given as instructions returned {instructions!r}; it must return text")
         choice = plan.tool_choice if plan.tool_choice == "none" or not self.calls else "auto"  # a demand is met by one valid call
         stuck = plan.max_repeats is not None and self._repeats >= plan.max_repeats
         choice = "none" if stuck or not self._specs else choice
@@ -246,6 +248,8 @@ class Run:
                 made = validator(self._context(), value)
                 value = await made if inspect.isawaitable(made) else made
         except (ValidationError, ModelRetry) as error:
+            if turn.finish_reason == "length" and self.plan.output.schema is not None:
+                raise GenerationTruncated("the answer was cut by max_tokens and is not valid; raise max_tokens", turn.text) from error
             text = error.message if isinstance(error, ModelRetry) else f"The answer is not valid:\n{validation_message(error)}"
             refusal = RetryMessage(content=_unicode(text))
             self.messages.append(refusal)

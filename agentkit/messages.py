@@ -8,7 +8,7 @@ Knows nothing of chat templates or of any model's format (see protocol.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -115,12 +115,14 @@ def messages_from_json(data: str | bytes) -> list[Message]:
     return check_history(messages)
 
 
-def check_history(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+def check_history(messages: Any) -> list[Message]:
     """Messages (or their dicts) as a list that is sound: ids of calls are unique, and each result follows its call.
 
     Raises:
         HistoryError: names the message by its index.
     """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
+        raise HistoryError(f"a message history is a list of messages, not {type(messages).__name__}; read JSON text with messages_from_json")
     try:
         checked = _MESSAGES.validate_python(list(messages))
     except ValidationError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentkit.messages import Message
+from agentkit.options import integer, number
 from agentkit.schema import JSONSchema
 from agentkit.usage import RequestUsage
 
@@ -48,7 +49,11 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. max_tokens bounds the whole turn; a seed makes it repeatable."""
+    """How tokens are chosen. max_tokens bounds the whole turn; a seed makes it repeatable.
+
+    Raises:
+        InvalidOption: a value is out of range, or no number.
+    """
 
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -56,6 +61,15 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("max_tokens", self.max_tokens, 1)
+        number("temperature", self.temperature, 0.0)
+        integer("top_k", self.top_k, 0)
+        number("top_p", self.top_p, 0.0, 1.0, above=True)
+        number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
 
 
 @dataclass(frozen=True)

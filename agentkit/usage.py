@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from agentkit.errors import UsageLimitExceeded
+from agentkit.options import integer
 
 __all__ = ["RequestUsage", "RunUsage", "UsageLimits"]
 
@@ -116,7 +117,7 @@ class UsageLimits:
     """Bounds of one run; None: no bound. Token bounds are checked after each request and before the next.
 
     Raises:
-        ValueError: a bound is negative.
+        InvalidOption: a bound is negative, or no integer.
     """
 
     request_limit: int | None = 50
@@ -127,9 +128,8 @@ class UsageLimits:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            if value is not None and value < 0:
-                raise ValueError(f"UsageLimits.{item.name} is {value}; give a number from 0 up, or None for no bound")
+            if getattr(self, item.name) is not None:
+                integer(f"UsageLimits.{item.name}", getattr(self, item.name), 0)
 
     def before_request(self, usage: RunUsage) -> None:
         """Raises UsageLimitExceeded if one more request would pass `request_limit`, or a token bound is already passed."""

@@ -35,6 +35,16 @@ def pay(amount: int) -> int:
         ({"retries": -1}, "retries is -1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"parallel_tool_calls": 0}, "parallel_tool_calls is 0"),
+        ({"retries": "2"}, "retries is '2'; it must be an integer"),
+        ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be an integer"),
+        ({"temperature": -1}, "temperature is -1; it must be a number, at least 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0}, "top_p is 0; it must be a number, above 0 and at most 1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"instructions": 5}, "instructions must be text"),
+        ({"approve": True}, "approve must be a callable"),
+        ({"output_validators": len}, r"output_validators must be a list, such as output_validators=\[len\]"),
+        ({"output_validators": [5]}, "output_validators must be"),
         ({"output_type": []}, "output_type is an empty list"),
         ({"output_type": lambda: 1}, "output_type is the function"),
         ({"output_type": type("Odd", (), {})}, "output_type .*Odd.* has no JSON form"),
@@ -49,7 +59,11 @@ def test_agent_options(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"tool_choice": "sub"}, "tool_choice is 'sub'.*'auto', 'required', 'none' or the name of a tool: add"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice is {'type': 'function'}"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": "5"}, "max_tokens is '5'"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"deps": "text"}, "deps is str, but the agent's deps_type is int"),
     ],
 )
@@ -130,6 +144,9 @@ def test_a_bad_history_is_refused_at_once() -> None:
         Agent(ScriptedModel()).run("go", message_history=twice)
     with pytest.raises(HistoryError, match="message 0: a result for the call '1'"):
         Agent(ScriptedModel()).run("go", message_history=[ToolMessage(tool_call_id="1", name="add", content="")])
+    for no_list in (5, "[]"):
+        with pytest.raises(HistoryError, match="is a list of messages"):
+            Agent(ScriptedModel()).run("go", message_history=no_list)
 
 
 async def test_using_a_run_without_await() -> None:

@@ -352,6 +352,13 @@ async def test_a_malformed_call_is_explained_to_the_model() -> None:
     assert (result.output, "not well-formed" in model.prompt(1)[-1]["content"]) == ("Fine.", True)
 
 
+async def test_an_answer_that_was_cut_is_not_asked_for_again() -> None:
+    model = ScriptedModel('{"city": "Os', constrained=False, finish_reason="length")
+    with pytest.raises(GenerationTruncated, match="cut by max_tokens") as raised:
+        await Agent(model, output_type=dict[str, str]).run("go")
+    assert raised.value.text == '{"city": "Os'
+
+
 async def test_free_text_may_be_cut() -> None:
     result = await Agent(ScriptedModel("A long st", finish_reason="length")).run("go")
     assert (result.output, result.finish_reason) == ("A long st", "length")
