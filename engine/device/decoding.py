@@ -22,7 +22,7 @@ from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs
 from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import next_power
-from agentkit.engine.kernels.gpu.sampling_batch import needs_history
+from agentkit.engine.kernels.gpu.sampling_batch import kinds_of, needs_history
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request, State
@@ -119,6 +119,7 @@ class DeviceDecoding:
             logprobs=any(p.logprobs is not None for p in params),
             biases=next_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
             shared=next_power(len(shared)) if shared else 0,
+            **kinds_of(params),
         )
         if self._last in self._steps and self._last.serves(need):
             need = self._last

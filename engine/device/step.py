@@ -39,7 +39,8 @@ ROOMS = (32, 256)
 @dataclass(frozen=True)
 class Bucket:
     """A shape of steps. requests, pages of one: upper bounds. grammars, history (penalties), logprobs: whether any request has them;
-    biases: how many one may have.   shared: pages, at most, that all begin with and that are attended to once for all; 0: nothing is.
+    biases: how many one may have; draws, ranks, masses: see SamplingBatch.
+    shared: pages, at most, that all begin with and that are attended to once for all; 0: nothing is.
     """
 
     requests: int
@@ -49,6 +50,9 @@ class Bucket:
     logprobs: bool = False
     biases: int = 0
     shared: int = 0
+    draws: bool = True
+    ranks: bool = True
+    masses: bool = True
 
     def serves(self, need: Bucket) -> bool:
         """Is this one large enough, and not much larger than needed? Who stays in a step need not be loaded into another."""
@@ -100,7 +104,8 @@ class DeviceStep:
         self.batch.query_starts.copy_(torch.arange(size + 1))
         self.batch.rows.copy_(torch.arange(size))
         self._prefix = _nothing_shared(bucket, device) if bucket.shared else None
-        self.sampling = SamplingBatch.empty(size, device, history=width if bucket.history else 0, biases=bucket.biases)
+        kinds = {"draws": bucket.draws, "ranks": bucket.ranks, "masses": bucket.masses}
+        self.sampling = SamplingBatch.empty(size, device, history=width if bucket.history else 0, biases=bucket.biases, **kinds)
         self.states = States.empty(size, depth, device)
         self.status = torch.full((size,), STOPPED, dtype=torch.int32, device=device)
         self._sampled = Sampled.empty(size, device)

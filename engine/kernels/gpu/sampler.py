@@ -4,10 +4,12 @@ Inputs: logits [B, V], a row of the mask bank per request, and a SamplingBatch; 
 penalties and biases, mask, temperature, top-k, top-p, min-p, and a draw that inverts the cumulative sum at a number from
 (seed, position, stream) alone.
 
-A first kernel, many programs to a row, masks the logits and notes the largest of each part. A second one, a program to a row, is done
-there if the row is greedy. Else it searches for the cut: what top-k or top-p keep is the tokens above some logit, and of those equal
-to it the lowest ids. Floats keep their order as integers, so the cut is found three bits at a time, each round counting (or weighing)
-the tokens above seven candidates at once. Weights are float64, as on the CPU. Knows nothing of requests or grammars.
+A row is cut into parts, a program to each, so that one row keeps many processors busy. A first kernel masks the logits and notes the
+largest of each part; where the row is greedy a second one, a program to a row, has the token. Else the cut is searched for: what top-k
+or top-p keep is the tokens above some logit, and of those equal to it the lowest ids. Floats keep their order as integers, so the cut is
+found four bits at a time, each round counting (or weighing) the tokens above fifteen candidates at once. What a round finds in each part
+is added up by every program of the next one, in the same order: no program waits for another, and results are the same each time. The
+draw sees in which part it falls, and looks at that part alone. Weights are float64, as on the CPU. Knows nothing of requests or grammars.
 """
 
 from __future__ import annotations
@@ -16,13 +18,24 @@ import torch
 import triton
 import triton.language as tl
 
+from agentkit.engine.kernels.gpu.philox import uniform
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 
 __all__ = ["sample"]
 
-PART = 4096  # columns of a program of the first kernel
-BLOCK = 1024  # columns that the second one looks at together
+PART = 2048  # columns of a program
+BLOCK = 512  # columns that it looks at together
+ROUNDS = 8  # of four bits
 LOWEST: tl.constexpr = tl.constexpr(-(1 << 31))  # below the bits of every number
+
+# A row of the work memory, float64: four times what each part measured (three numbers), twice what each part weighs above 16 candidates,
+# the thresholds before each round and after the last for either search, then the row's largest logit, whether it is drawn from, and what
+# either search wants.
+_ALL: tl.constexpr = tl.constexpr(0)
+_RANKS: tl.constexpr = tl.constexpr(1)
+_MASSES: tl.constexpr = tl.constexpr(2)
+_KEPT: tl.constexpr = tl.constexpr(3)
+_LAST: tl.constexpr = tl.constexpr(ROUNDS)
 
 
 @triton.jit
@@ -30,26 +43,6 @@ def _ordered(x):
     """int32 with the order of the float32 `x`; both zeros are equal."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _philox_round(c0, c1, c2, c3, k0, k1):
-    m0, m1 = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
-    return tl.umulhi(m1, c2) ^ c1 ^ k0, m1 * c2, tl.umulhi(m0, c0) ^ c3 ^ k1, m0 * c0
-
-
-@triton.jit
-def _uniform(seed, position, stream):
-    """sampling.uniform: 53 random bits in [0, 1). seed, position: int64."""
-    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    c0, c1 = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    c2, c3 = stream.to(tl.uint32), tl.full((), 0, tl.uint32)
-    for _ in tl.static_range(10):
-        c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
-        k0 += tl.full((), 0x9E3779B9, tl.uint32)
-        k1 += tl.full((), 0xBB67AE85, tl.uint32)
-    high, low = (c0 >> 5).to(tl.float64), (c1 >> 6).to(tl.float64)
-    return (high * 67108864.0 + low) / 9007199254740992.0
 
 
 @triton.jit
@@ -111,37 +104,6 @@ def _weights(row, at, width, top, temperature):
 
 
 @triton.jit
-def _search(row, width, top, temperature, wanted, BY_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest ordered bits t such that the tokens with at least t weigh (or are) as much as wanted."""
-    t = tl.full((), LOWEST, tl.int64)
-    digits = tl.arange(0, 8).to(tl.int64)
-    for turn in tl.static_range(11):
-        candidates = tl.minimum(t + (digits << (30 - 3 * turn)), 0x7FFFFFFF).to(tl.int32)
-        total = tl.zeros((BLOCK, 8), tl.float64)
-        for start in range(0, width, BLOCK):
-            key, weight = _weights(row, start + tl.arange(0, BLOCK), width, top, temperature)
-            if not BY_WEIGHT:
-                weight = tl.where(key > LOWEST, 1.0, 0.0).to(tl.float64)
-            total += tl.where(key[:, None] >= candidates[None, :], weight[:, None], 0.0)
-        reached = tl.where((tl.sum(total, 0) >= wanted) & (digits > 0), digits, 0)
-        t += tl.max(reached, 0) << (30 - 3 * turn)
-    return t.to(tl.int32)
-
-
-@triton.jit
-def _measure(row, width, top, temperature, cut, least, BLOCK: tl.constexpr):
-    """Of the tokens whose weight is at least `least`: weight and number of those above `cut`, number of those equal to it."""
-    above, count, equal = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, width, BLOCK):
-        key, weight = _weights(row, start + tl.arange(0, BLOCK), width, top, temperature)
-        heavy = weight >= least
-        above += tl.where((key > cut) & heavy, weight, 0.0)
-        count += tl.where((key > cut) & heavy, 1, 0)
-        equal += tl.where((key == cut) & heavy, 1, 0)
-    return tl.sum(above, 0), tl.sum(count, 0), tl.sum(equal, 0)
-
-
-@triton.jit
 def _weight_of(cut, top, temperature):
     """Weight of a token whose ordered bits are `cut`."""
     x = (cut ^ ((cut >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -149,68 +111,240 @@ def _weight_of(cut, top, temperature):
 
 
 @triton.jit
-def _draw(row, width, top, temperature, cut, ties, least, u, BLOCK: tl.constexpr):
-    """The first kept token whose cumulative weight passes the fraction u of all."""
-    above, _, _ = _measure(row, width, top, temperature, cut, least, BLOCK)
-    tied = _weight_of(cut, top, temperature) if ties > 0 else tl.full((), 0.0, tl.float64)
-    target = u * (above + tl.where(tied >= least, ties.to(tl.float64) * tied, 0.0))
-    passed, before, token, last = tl.full((), 0.0, tl.float64), tl.full((), 0, tl.int32), tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), 0, tl.int32)
-    start = tl.full((), 0, tl.int32)
-    while (start < width) & (token == 0x7FFFFFFF):
+def _summed(work, which, parts, PARTS: tl.constexpr):
+    """The three numbers that the parts have measured, added up."""
+    p = tl.arange(0, PARTS)
+    at = work + which * 3 * parts + 3 * p
+    a, b, c = tl.load(at, mask=p < parts, other=0.0), tl.load(at + 1, mask=p < parts, other=0.0), tl.load(at + 2, mask=p < parts, other=0.0)
+    return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
+
+
+@triton.jit
+def _threshold(work, parts, turn, wanted, MASSES: tl.constexpr, PARTS: tl.constexpr):
+    """The largest ordered bits, as far as `turn` rounds have found them, such that the tokens with at least these weigh (or are) as much as wanted."""
+    t = tl.full((), LOWEST, tl.int64)
+    if turn > 0:
+        p, digit = tl.arange(0, PARTS)[:, None], tl.arange(0, 16)[None, :]
+        totals = tl.load(work + 12 * parts + ((turn - 1) % 2) * 16 * parts + 16 * p + digit, mask=p < parts, other=0.0)
+        digits = tl.arange(0, 16).to(tl.int64)
+        reached = tl.where((tl.sum(totals, 0) >= wanted) & (digits > 0), digits, 0)
+        t = tl.load(work + 44 * parts + MASSES * (_LAST + 1) + turn - 1).to(tl.int64) + (tl.max(reached, 0) << (32 - 4 * turn).to(tl.int64))
+    return t
+
+
+@triton.jit
+def _ranked(work, top_k, top, temperature, parts, RANKS: tl.constexpr, PARTS: tl.constexpr):
+    """After top-k: the cut, how many of those equal to it are kept, and what all that is kept weighs."""
+    mass, count, _ = _summed(work, _ALL, parts, PARTS)
+    cut, ties = tl.full((), LOWEST, tl.int32), tl.full((), 0, tl.int32)
+    if RANKS:
+        if (top_k > 0) & (top_k < count):
+            cut = tl.load(work + 44 * parts + _LAST).to(tl.int64).to(tl.int32)
+            above, over, _ = _summed(work, _RANKS, parts, PARTS)
+            ties = top_k - over.to(tl.int32)
+            mass = above + ties.to(tl.float64) * _weight_of(cut, top, temperature)
+    return cut, ties, mass
+
+
+@triton.jit
+def _wanted(work, top_k, top_p, top, temperature, parts, RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr):
+    """How many tokens top-k keeps, or with MASSES what those weigh together that top-p keeps; 0 where all are kept."""
+    if MASSES:
+        _, _, mass = _ranked(work, top_k, top, temperature, parts, RANKS, PARTS)
+        wanted = tl.where(top_p < 1.0, top_p * mass, 0.0)
+    else:
+        _, count, _ = _summed(work, _ALL, parts, PARTS)
+        wanted = tl.where(top_k < count, top_k.to(tl.float64), 0.0)
+    return wanted
+
+
+@triton.jit
+def _kept(work, top_k, top_p, top, temperature, parts, RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr):
+    """After top-k and top-p: the cut, and how many of those equal to it are kept."""
+    cut, ties, mass = _ranked(work, top_k, top, temperature, parts, RANKS, PARTS)
+    if MASSES:
+        if top_p < 1.0:
+            nucleus = tl.load(work + 44 * parts + 2 * _LAST + 1).to(tl.int64).to(tl.int32)
+            above, _, equal = _summed(work, _MASSES, parts, PARTS)
+            needed = tl.ceil((top_p * mass - above) / _weight_of(nucleus, top, temperature))
+            few = tl.minimum(tl.maximum(needed, 1.0), equal).to(tl.int32)
+            ties = tl.where((nucleus == cut) & (top_k > 0), tl.minimum(few, ties), tl.where(nucleus >= cut, few, ties))
+            cut = tl.maximum(cut, nucleus)
+    return cut, ties
+
+
+@triton.jit
+def _begin(tops, bests, flags, numbers, work, tokens, status, cuts, parts, stride, PARTS: tl.constexpr):
+    """What can be said of a row at once: its largest token, and what is wrong with it."""
+    b, part = tl.program_id(0), tl.arange(0, PARTS)
+    largest = tl.load(tops + b * parts + part, mask=part < parts, other=-float("inf"))
+    flag = tl.load(flags + b * parts + part, mask=part < parts, other=0)
+    top = tl.max(largest, 0)
+    best = tl.min(tl.where(largest == top, tl.load(bests + b * parts + part, mask=part < parts, other=0x7FFFFFFF), 0x7FFFFFFF), 0)
+    nan, infinite, number, allowed = tl.max(flag & 1, 0), tl.max(flag & 2, 0), tl.max(flag & 4, 0), tl.max(flag & 8, 0)
+    outcome = tl.where(nan > 0, 1, tl.where(infinite > 0, 2, tl.where(number == 0, 3, tl.where(allowed == 0, 4, tl.where(top == -float("inf"), 5, 0)))))
+    row = work + b.to(tl.int64) * stride + 44 * parts + 2 * _LAST + 2
+    tl.store(row, top.to(tl.float64))
+    tl.store(row + 1, tl.where((outcome == 0) & (tl.load(numbers + b) > 0.0), 1.0, 0.0).to(tl.float64))
+    tl.store(tokens + b, tl.where(outcome == 0, best, 0).to(tl.int64))
+    tl.store(status + b, outcome)
+    tl.store(cuts + 2 * b, LOWEST)
+    tl.store(cuts + 2 * b + 1, 0)
+
+
+@triton.jit
+def _weigh(values, work, numbers, status, width, parts, stride, PART: tl.constexpr, BLOCK: tl.constexpr, LOGPROBS: tl.constexpr):
+    """Measures a part: what its tokens weigh, how many there are, and what they weigh at temperature 1."""
+    b, part = tl.program_id(0), tl.program_id(1)
+    work += b.to(tl.int64) * stride
+    scalars = work + 44 * parts + 2 * _LAST + 2
+    drawn, top, temperature = tl.load(scalars + 1) > 0.0, tl.load(scalars), tl.load(numbers + b)
+    temperature = tl.where(drawn, temperature, 1.0)
+    if drawn | (LOGPROBS & (tl.load(status + b) == 0)):
+        row = values + b.to(tl.int64) * width
+        mass, count, plain = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+        end = tl.minimum((part + 1) * PART, width)
+        for start in range(part * PART, end, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            key, weight = _weights(row, at, end, top, temperature)
+            mass += weight
+            count += tl.where(key > _ordered(tl.full((), -float("inf"), tl.float32)), 1.0, 0.0)
+            if LOGPROBS:
+                _, weight = _weights(row, at, end, top, tl.full((), 1.0, tl.float64))
+                plain += weight
+        own = work + _ALL * 3 * parts + 3 * part
+        tl.store(own, tl.sum(mass, 0))
+        tl.store(own + 1, tl.sum(count, 0))
+        tl.store(own + 2, tl.sum(plain, 0))
+
+
+@triton.jit(do_not_specialize=["turn"])
+def _search(
+    values, tops, work, numbers, top_ks, size, width, parts, stride, turn,
+    RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A round of the search for the cut of top-k, or with MASSES of top-p; after the last one a part is measured: what is above the cut, and equal to it."""
+    b, part = tl.program_id(0), tl.program_id(1)
+    work += b.to(tl.int64) * stride
+    scalars = work + 44 * parts + 2 * _LAST + 2
+    if tl.load(scalars + 1) > 0.0:
+        top, temperature = tl.load(scalars), tl.load(numbers + b)
+        wanted = tl.full((), 0.0, tl.float64)
+        if turn > 0:
+            wanted = tl.load(scalars + 2 + MASSES)
+        else:
+            wanted = _wanted(work, tl.load(top_ks + b), tl.load(numbers + size + b), top, temperature, parts, RANKS, MASSES, PARTS)
+            if part == 0:
+                tl.store(scalars + 2 + MASSES, wanted)
+        if wanted > 0.0:
+            t = _threshold(work, parts, turn, wanted, MASSES, PARTS)
+            if part == 0:
+                tl.store(work + 44 * parts + MASSES * (_LAST + 1) + turn, t.to(tl.float64))
+            row, largest = values + b.to(tl.int64) * width, _ordered(tl.load(tops + b * parts + part))
+            if turn < _LAST:
+                digits = tl.arange(0, 16).to(tl.int64)
+                candidates = tl.minimum(t + (digits << (28 - 4 * turn).to(tl.int64)), 0x7FFFFFFF).to(tl.int32)
+                total = tl.zeros((BLOCK, 16), tl.float64)
+                if largest > t:  # else nothing here is above any candidate
+                    end = tl.minimum((part + 1) * PART, width)
+                    for start in range(part * PART, end, BLOCK):
+                        key, weight = _weights(row, start + tl.arange(0, BLOCK), end, top, temperature)
+                        if not MASSES:
+                            weight = tl.where(key > LOWEST, 1.0, 0.0).to(tl.float64)
+                        total += tl.where(key[:, None] >= candidates[None, :], weight[:, None], 0.0)
+                tl.store(work + 12 * parts + (turn % 2) * 16 * parts + 16 * part + tl.arange(0, 16), tl.sum(total, 0))
+            else:
+                _measure(row, work + (1 + MASSES) * 3 * parts + 3 * part, part, width, top, temperature, t.to(tl.int32), 0.0, PART, BLOCK)
+
+
+@triton.jit
+def _measure(row, out, part, width, top, temperature, cut, least, PART: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a part's tokens that weigh at least `least`: weight and number of those above `cut`, number of those equal to it."""
+    above, count, equal = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    end = tl.minimum((part + 1) * PART, width)
+    for start in range(part * PART, end, BLOCK):
+        key, weight = _weights(row, start + tl.arange(0, BLOCK), end, top, temperature)
+        heavy = weight >= least
+        above += tl.where((key > cut) & heavy, weight, 0.0)
+        count += tl.where((key > cut) & heavy, 1.0, 0.0)
+        equal += tl.where((key == cut) & heavy, 1.0, 0.0)
+    tl.store(out, tl.sum(above, 0))
+    tl.store(out + 1, tl.sum(count, 0))
+    tl.store(out + 2, tl.sum(equal, 0))
+
+
+@triton.jit
+def _measure_kept(
+    values, work, numbers, top_ks, cuts, size, width, parts, stride,
+    RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same of what is kept after top-k, top-p and min-p."""
+    b, part = tl.program_id(0), tl.program_id(1)
+    work += b.to(tl.int64) * stride
+    scalars = work + 44 * parts + 2 * _LAST + 2
+    if tl.load(scalars + 1) > 0.0:
+        top, temperature = tl.load(scalars), tl.load(numbers + b)
+        cut, ties = _kept(work, tl.load(top_ks + b), tl.load(numbers + size + b), top, temperature, parts, RANKS, MASSES, PARTS)
+        row, least = values + b.to(tl.int64) * width, tl.load(numbers + 2 * size + b)
+        _measure(row, work + _KEPT * 3 * parts + 3 * part, part, width, top, temperature, cut, least, PART, BLOCK)
+        if part == 0:
+            tl.store(cuts + 2 * b, cut)
+            tl.store(cuts + 2 * b + 1, ties)
+
+
+@triton.jit
+def _draw(row, work, width, top, temperature, cut, ties, least, u, parts, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr):
+    """The first kept token whose cumulative weight passes the fraction u of all: the part first, then the token in it."""
+    p = tl.arange(0, PARTS)
+    own = work + _KEPT * 3 * parts + 3 * p
+    above, equal = tl.load(own, mask=p < parts, other=0.0), tl.load(own + 2, mask=p < parts, other=0.0).to(tl.int32)
+    earlier = tl.cumsum(equal, 0) - equal
+    tied = tl.full((), 0.0, tl.float64)
+    if ties > 0:
+        tied = _weight_of(cut, top, temperature)
+    mass = above + tl.minimum(tl.maximum(ties - earlier, 0), equal).to(tl.float64) * tied
+    target = u * tl.sum(mass, 0)
+    here = tl.min(tl.where(tl.cumsum(mass, 0) > target, p, PARTS), 0)
+    here = tl.where(here == PARTS, tl.max(tl.where(mass > 0.0, p, 0), 0), here)  # where rounding leaves nothing, the last
+    passed, before = tl.sum(tl.where(p < here, mass, 0.0), 0), tl.sum(tl.where(p < here, equal, 0), 0)
+    token, last, start = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), 0, tl.int32), here * PART
+    end = tl.minimum(start + PART, width)
+    while (start < end) & (token == 0x7FFFFFFF):
         at = start + tl.arange(0, BLOCK)
-        key, weight = _weights(row, at, width, top, temperature)
-        equal = tl.where(key == cut, 1, 0)
-        kept = ((key > cut) | ((key == cut) & (before + tl.cumsum(equal, 0) <= ties))) & (weight >= least) & (weight > 0.0)
+        key, weight = _weights(row, at, end, top, temperature)
+        same = tl.where((key == cut) & (weight >= least), 1, 0)
+        kept = ((key > cut) | ((key == cut) & (before + tl.cumsum(same, 0) <= ties))) & (weight >= least) & (weight > 0.0)
         weight = tl.where(kept, weight, 0.0)
         token = tl.min(tl.where(kept & (passed + tl.cumsum(weight, 0) > target), at, 0x7FFFFFFF), 0)
         last = tl.maximum(last, tl.max(tl.where(kept, at, 0), 0))
         passed += tl.sum(weight, 0)
-        before += tl.sum(equal, 0)
+        before += tl.sum(same, 0)
         start += BLOCK
     return tl.where(token == 0x7FFFFFFF, last, token)
 
 
 @triton.jit
-def _pick(
-    values, tops, bests, flags, numbers, top_ks, seeds, positions, streams, tokens, status, logprobs, cuts, size, width, parts,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, LOGPROBS: tl.constexpr,
+def _finish(
+    values, work, numbers, seeds, positions, streams, tokens, status, logprobs, cuts, size, width, parts, stride,
+    PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr, LOGPROBS: tl.constexpr,
 ):  # fmt: skip
+    """Draws, a program to a row, and says what the token's log-probability is."""
     b = tl.program_id(0)
-    row, part = values + b.to(tl.int64) * width, tl.arange(0, PARTS)
-    largest = tl.load(tops + b * parts + part, mask=part < parts, other=-float("inf"))
-    flag = tl.load(flags + b * parts + part, mask=part < parts, other=0)
-    top32 = tl.max(largest, 0)
-    best = tl.min(tl.where(largest == top32, tl.load(bests + b * parts + part, mask=part < parts, other=0x7FFFFFFF), 0x7FFFFFFF), 0)
-    nan, infinite, number, allowed = tl.max(flag & 1, 0), tl.max(flag & 2, 0), tl.max(flag & 4, 0), tl.max(flag & 8, 0)
-    outcome = tl.where(nan > 0, 1, tl.where(infinite > 0, 2, tl.where(number == 0, 3, tl.where(allowed == 0, 4, tl.where(top32 == -float("inf"), 5, 0)))))
-    top, temperature = top32.to(tl.float64), tl.load(numbers + b)
-    token, cut, ties = best, tl.full((), LOWEST, tl.int32), tl.full((), 0, tl.int32)
-    if (outcome == 0) & (temperature > 0.0):
-        top_p, least, top_k = tl.load(numbers + size + b), tl.load(numbers + 2 * size + b), tl.load(top_ks + b)
-        mass, count, _ = _measure(row, width, top, temperature, LOWEST, 0.0, BLOCK)
-        if (top_k > 0) & (top_k < count):
-            cut = _search(row, width, top, temperature, top_k, False, BLOCK)
-            above, over, _ = _measure(row, width, top, temperature, cut, 0.0, BLOCK)
-            ties = top_k - over
-            mass = above + ties.to(tl.float64) * _weight_of(cut, top, temperature)
-        if top_p < 1.0:
-            nucleus = _search(row, width, top, temperature, top_p * mass, True, BLOCK)
-            above, _, equal = _measure(row, width, top, temperature, nucleus, 0.0, BLOCK)
-            tied = _weight_of(nucleus, top, temperature)
-            needed = tl.ceil((top_p * mass - above) / tied)
-            few = tl.minimum(tl.maximum(needed, 1.0), equal.to(tl.float64)).to(tl.int32)
-            ties = tl.where((nucleus == cut) & (top_k > 0), tl.minimum(few, ties), tl.where(nucleus >= cut, few, ties))
-            cut = tl.maximum(cut, nucleus)
-        u = _uniform(tl.load(seeds + b), tl.load(positions + b), tl.load(streams + b))
-        token = _draw(row, width, top, temperature, cut, ties, least, u, BLOCK)
+    row = values + b.to(tl.int64) * width
+    work += b.to(tl.int64) * stride
+    scalars = work + 44 * parts + 2 * _LAST + 2
+    top, token = tl.load(scalars), tl.load(tokens + b).to(tl.int32)
+    if DRAWS:
+        if tl.load(scalars + 1) > 0.0:
+            u = uniform(tl.load(seeds + b), tl.load(positions + b), tl.load(streams + b))
+            cut, ties, least = tl.load(cuts + 2 * b), tl.load(cuts + 2 * b + 1), tl.load(numbers + 2 * size + b)
+            token = _draw(row, work, width, top, tl.load(numbers + b), cut, ties, least, u, parts, PARTS, PART, BLOCK)
+            tl.store(tokens + b, token.to(tl.int64))
     if LOGPROBS:
-        above, _, _ = _measure(row, width, top, 1.0, LOWEST, 0.0, BLOCK)
-        chosen = tl.load(row + token, mask=outcome == 0, other=0.0).to(tl.float64)
-        tl.store(logprobs + b, tl.where(outcome == 0, chosen - top - tl.log(above), 0.0))
-    tl.store(tokens + b, tl.where(outcome == 0, token, 0).to(tl.int64))
-    tl.store(status + b, outcome)
-    tl.store(cuts + 2 * b, cut)
-    tl.store(cuts + 2 * b + 1, ties)
+        _, _, total = _summed(work, _ALL, parts, PARTS)
+        fine = tl.load(status + b) == 0
+        chosen = tl.load(row + token, mask=fine, other=0.0).to(tl.float64)
+        tl.store(logprobs + b, tl.where(fine, chosen - top - tl.log(tl.where(fine, total, 1.0)), 0.0))
 
 
 def sample(
@@ -220,7 +354,8 @@ def sample(
     """Fills `out`. Penalties and biases change `logits` in place, which must then be float32.
 
     logits [B, V]: float32, float16 or bfloat16, contiguous in V.   bank int32 [rows, words]: packed masks.   rows int32 [B]: NO_MASK or a
-    row of the bank.   vocab_size: columns from here on are padding.   logprobs: also fill out.logprobs.
+    row of the bank.   vocab_size: columns from here on are padding.   logprobs: also fill out.logprobs, else left as they are.
+    part, block: columns of a program, and that it looks at together.
     """
     size, width = logits.shape
     parts = triton.cdiv(width, part)
@@ -234,8 +369,20 @@ def sample(
         count = batch.bias_ids.shape[1]
         _add_biases[(size,)](logits, stride, batch.bias_ids, batch.biases, count, width, COUNT=triton.next_power_of_2(count))
     _mask[(size, parts)](logits, stride, bank, bank.shape[1], rows, values, tops, bests, flags, width, vocab_size, PART=part)
-    _pick[(size,)](
-        values, tops, bests, flags, batch.numbers, batch.top_k, batch.seeds, batch.positions, batch.streams,
-        out.tokens, out.status, out.logprobs, out.cuts, size, width, parts,
-        PARTS=triton.next_power_of_2(parts), BLOCK=block, LOGPROBS=logprobs, num_warps=8,
-    )  # fmt: skip
+    work = torch.empty((size, 44 * parts + 2 * ROUNDS + 6), dtype=torch.float64, device=logits.device)
+    sizes: dict[str, int] = {"PARTS": triton.next_power_of_2(parts), "PART": part, "BLOCK": block}
+    row = (width, parts, work.shape[1])
+    _begin[(size,)](tops, bests, flags, batch.numbers, work, out.tokens, out.status, out.cuts, parts, work.shape[1], PARTS=sizes["PARTS"])
+    if batch.draws or logprobs:
+        _weigh[(size, parts)](values, work, batch.numbers, out.status, *row, PART=part, BLOCK=block, LOGPROBS=logprobs)
+    if batch.draws:
+        cuts = {"RANKS": batch.ranks, "num_warps": 8, **sizes}
+        for masses in (False,) * batch.ranks + (True,) * batch.masses:
+            for turn in range(ROUNDS + 1):
+                _search[(size, parts)](values, tops, work, batch.numbers, batch.top_k, size, *row, turn, MASSES=masses, **cuts)
+        _measure_kept[(size, parts)](values, work, batch.numbers, batch.top_k, out.cuts, size, *row, MASSES=batch.masses, **cuts)
+    if batch.draws or logprobs:
+        _finish[(size,)](
+            values, work, batch.numbers, batch.seeds, batch.positions, batch.streams, out.tokens, out.status, out.logprobs, out.cuts, size, *row,
+            DRAWS=batch.draws, LOGPROBS=logprobs, **sizes,
+        )  # fmt: skip

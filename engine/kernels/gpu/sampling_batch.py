@@ -15,7 +15,7 @@ import torch
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.kernels.gpu.batch import send
 
-__all__ = ["FINE", "INFINITE", "NAN", "NOTHING", "NO_MASK", "ONLY_MINUS_INFINITY", "STUCK", "Draw", "Sampled", "SamplingBatch"]
+__all__ = ["FINE", "INFINITE", "NAN", "NOTHING", "NO_MASK", "ONLY_MINUS_INFINITY", "STUCK", "Draw", "Sampled", "SamplingBatch", "kinds_of", "needs_history"]
 
 FINE, NAN, INFINITE, NOTHING, STUCK, ONLY_MINUS_INFINITY = range(6)
 """Status of a row: sampled | its logits have NaN | +inf | nothing but -inf | the mask leaves no token | no allowed token has a finite logit."""
@@ -59,6 +59,7 @@ class SamplingBatch:
 
     history [B, V] int32, or None where nobody has penalties: 2 x occurrences in the output, + 1 if the prompt has the token.
     bias_ids [B, K] int32 (-1: none), biases [B, K] float32, or None.
+    draws, ranks, masses: may anybody draw at a temperature, with top_k, with top_p? What nobody does costs nothing.
     """
 
     numbers: torch.Tensor
@@ -69,10 +70,15 @@ class SamplingBatch:
     history: torch.Tensor | None = None
     bias_ids: torch.Tensor | None = None
     biases: torch.Tensor | None = None
+    draws: bool = True
+    ranks: bool = True
+    masses: bool = True
 
     @classmethod
-    def empty(cls, size: int, device: torch.device | str, *, history: int = 0, biases: int = 0) -> SamplingBatch:
-        """All greedy. history: width of the logits, if penalties shall be possible; biases: so many per request."""
+    def empty(
+        cls, size: int, device: torch.device | str, *, history: int = 0, biases: int = 0, draws: bool = True, ranks: bool = True, masses: bool = True
+    ) -> SamplingBatch:
+        """All greedy. history: width of the logits, if penalties shall be possible; biases: so many per request; draws, ranks, masses: as the fields."""
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -88,13 +94,17 @@ class SamplingBatch:
             zeros(size, history, dtype=torch.int32) if history else None,
             zeros(size, biases, dtype=torch.int32) - 1 if biases else None,
             zeros(size, biases, dtype=torch.float32) if biases else None,
+            draws,
+            draws and ranks,
+            draws and masses,
         )
 
     @classmethod
     def of(cls, draws: Sequence[Draw], width: int, device: torch.device | str) -> SamplingBatch:
         """Just large enough for `draws` over logits of `width` columns."""
-        counted = any(needs_history(d.params) for d in draws)
-        batch = cls.empty(len(draws), device, history=width if counted else 0, biases=max((len(d.params.logit_bias) for d in draws), default=0))
+        params = [draw.params for draw in draws]
+        history, biases = width if any(map(needs_history, params)) else 0, max((len(p.logit_bias) for p in params), default=0)
+        batch = cls.empty(len(draws), device, history=history, biases=biases, **kinds_of(params))
         for place, draw in enumerate(draws):
             batch.load(place, draw)
         return batch
@@ -106,13 +116,14 @@ class SamplingBatch:
     def holds(self, params: SamplingParams) -> bool:
         """Is there room for what these parameters need?"""
         biases = 0 if self.bias_ids is None else self.bias_ids.shape[1]
-        return len(params.logit_bias) <= biases and (self.history is not None or not needs_history(params))
+        kinds = all(getattr(self, name) or not needed for name, needed in kinds_of([params]).items())
+        return kinds and len(params.logit_bias) <= biases and (self.history is not None or not needs_history(params))
 
     def load(self, place: int, draw: Draw) -> None:
         """Overwrites one request's entries. Raises ValueError where `holds` is false."""
         p = draw.params
         if not self.holds(p):
-            raise ValueError("this batch has no room for the penalties or biases of the request; make one with history= and biases=")
+            raise ValueError("this batch has no room for what the request asks of sampling; make one with history=, biases=, draws=, ranks= and masses=")
         temperature = 0.0 if p.greedy else p.temperature
         row = [temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty]
         send(self.numbers[:, place], np.asarray(row, np.float64))
@@ -141,3 +152,9 @@ class SamplingBatch:
 def needs_history(params: SamplingParams) -> bool:
     """Do these parameters look at what has been written?"""
     return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+
+def kinds_of(params: Sequence[SamplingParams]) -> dict[str, bool]:
+    """See SamplingBatch: draws, ranks, masses."""
+    drawn = [p for p in params if not p.greedy]
+    return {"draws": bool(drawn), "ranks": any(p.top_k > 0 for p in drawn), "masses": any(p.top_p < 1.0 for p in drawn)}
