@@ -7,6 +7,7 @@ the vocabulary and the grammar, nothing of models or sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +104,8 @@ class Matcher:
         fill_row(self, out)
 
     def allows(self, token_id: int) -> bool:
-        """Could `token_id` come next? Does not move."""
+        """Could `token_id` come next? Does not move. Raises TypeError for what is no integer."""
+        token_id = index(token_id)
         if self._finished or not 0 <= token_id < self.vocabulary.width:
             return False
         if token_id in self.vocabulary.stop_token_ids:
@@ -122,7 +124,9 @@ class Matcher:
 
         Raises:
             GrammarViolation: not allowed here; the state is unchanged.
+            TypeError: not an integer (numpy's and torch's are).
         """
+        token_id = index(token_id)
         if self._finished:
             return
         following = self._arena.advance_token(self._state, token_id) if 0 <= token_id < self.vocabulary.width else layout.EMPTY
@@ -144,13 +148,15 @@ class Matcher:
         self._units.append(token_id)
         self._finished = True
 
-    def accept_bytes(self, data: bytes) -> None:
+    def accept_bytes(self, data: bytes | bytearray | memoryview) -> None:
         """Move on by bytes, all or none; they may end inside a token or a character. One unit for `rollback`. A special token has
         no bytes: `accept` its id.
 
         Raises:
             GrammarViolation: not allowed here; the state is unchanged.
+            TypeError: not bytes.
         """
+        data = data if isinstance(data, bytes) else memoryview(data).tobytes()
         if self._finished:
             return
         following = self._arena.advance_bytes(self._state, data) or self._advance_any_bytes(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,10 @@ from agentkit.grammars.template import common_arena
 __all__ = ["Vocabulary"]
 
 _LONG = re.compile(rb'".*:.+,.*"', re.DOTALL)  # a key's end, a whole member, and the beginning of another key
+MAX_WIDTH = 1 << 24
+"""Columns of a mask at most: sixty times the largest vocabularies there are, and still no memory to speak of."""
+MAX_TOKEN = 1 << 15
+"""Bytes of a token at most: the trie's builder keeps a path of so many nodes."""
 _TEMPLATE_FROM = 4096  # tokens: the trie of a smaller vocabulary is walked sooner than common states are copied
 
 
@@ -39,7 +43,9 @@ class Vocabulary:
         special_tokens: name -> id of special tokens, for grammars that use them as symbols; they have no bytes.
 
     Raises:
-        ValueError: width below the largest id + 1, a stop or special id outside of it, or a special token with bytes.
+        ValueError: width below the largest id + 1 or above MAX_WIDTH, a stop or special id outside of it, a special token with bytes, or a
+            token of more than MAX_TOKEN bytes.
+        TypeError: tokens that are no bytes, stop ids that are no list, a width that is no integer.
     """
 
     def __init__(
@@ -51,19 +57,24 @@ class Vocabulary:
         special_tokens: dict[str, int] | None = None,
         tokenizer: Any = None,
     ) -> None:
-        _check_types(tokens, stop_token_ids)
-        needed = max(len(tokens), max(stop_token_ids, default=-1) + 1)
+        _check_types(tokens, width)
+        self.stop_token_ids = _stop_ids(stop_token_ids)
+        needed = max(len(tokens), max(self.stop_token_ids, default=-1) + 1)
         self.width = needed if width is None else int(width)
         if self.width < needed:
             raise ValueError(f"width {self.width} is below the largest token id + 1 ({needed}); pass the model's logit width")
-        if any(not 0 <= t < self.width for t in stop_token_ids):
-            raise ValueError(f"stop_token_ids {list(stop_token_ids)} must lie between 0 and {self.width - 1}")
+        longest = max((len(data) for data in tokens if data), default=0)
+        if longest > MAX_TOKEN:
+            raise ValueError(f'a token of {longest} bytes is longer than the {MAX_TOKEN} that a trie holds; leave it out (b"" is never allowed)')
+        if self.width > MAX_WIDTH:
+            raise ValueError(f"the width {self.width} or a stop token beyond {MAX_WIDTH - 1} is more than any model's logits have; pass the model's own")
+        if any(t < 0 for t in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids {list(self.stop_token_ids)} must lie between 0 and {self.width - 1}")
         self.words = (self.width + 31) // 32
-        self.stop_token_ids = tuple(dict.fromkeys(int(t) for t in stop_token_ids))
         self.tokens: list[bytes | None] = list(tokens)
         self.special_tokens = dict(special_tokens or {})
         for name, token in self.special_tokens.items():
-            if not 0 <= token < self.width or (token < len(tokens) and tokens[token] and token not in stop_token_ids):
+            if not 0 <= token < self.width or (token < len(tokens) and tokens[token] and token not in self.stop_token_ids):
                 raise ValueError(f"special_tokens: {name!r} has the id {token}, which must be below {self.width} and None among the tokens")
         self.tokenizer = tokenizer
         """The tokenizers.Tokenizer this came from, if any: forced text is split the way it would."""
@@ -242,12 +253,20 @@ class Vocabulary:
             self._arena = None
 
 
-def _check_types(tokens: Any, stop_token_ids: Any) -> None:
-    """Raises TypeError for what is easily passed by mistake: texts for bytes, one id for a list of ids."""
-    if isinstance(tokens, str | bytes):
+def _stop_ids(given: Any) -> tuple[int, ...]:
+    """The ids, each once. Raises TypeError for what is no list of integers."""
+    ids = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else None
+    if ids is None or not all(hasattr(t, "__index__") for t in ids):
+        raise TypeError(f"stop_token_ids must be a list of token ids, not {given!r}")
+    return tuple(dict.fromkeys(int(t) for t in ids))
+
+
+def _check_types(tokens: Any, width: Any) -> None:
+    """Raises TypeError for what is easily passed by mistake, such as texts for bytes."""
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence):
         raise TypeError("tokens must be a list with the bytes of each id; see Vocabulary.from_tokenizer")
     wrong = next((i for i, data in enumerate(tokens) if not isinstance(data, bytes | None)), None)
     if wrong is not None:
         raise TypeError(f"tokens[{wrong}] is {tokens[wrong]!r}; a token is given by its bytes, or None if it is special")
-    if isinstance(stop_token_ids, int | str) or not all(hasattr(t, "__index__") for t in stop_token_ids):
-        raise TypeError(f"stop_token_ids must be a list of token ids, not {stop_token_ids!r}")
+    if width is not None and not hasattr(width, "__index__"):
+        raise TypeError(f"width must be an integer, not {width!r}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentkit.errors import GrammarError, NoTokenPath
@@ -97,6 +98,34 @@ def test_widths() -> None:
         assert not matcher.allows(-1)
 
 
+def test_ids_may_come_from_anywhere() -> None:
+    v = Vocabulary([b"a", b"b", None], stop_token_ids=(i for i in (2,)))
+    matcher = Grammar.from_regex("a(b|c)?").matcher(v)
+    assert matcher.allows(np.int64(0))
+    matcher.accept(torch.tensor([0.0, -1.0]).argmax())
+    matcher.accept(np.int32(1))
+    matcher.accept(torch.tensor(2))
+    assert matcher.is_finished
+    for no_id in ("a", None, 1.0, torch.tensor(0.5)):
+        with pytest.raises(TypeError):
+            matcher.allows(no_id)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            Grammar.from_regex("a").matcher(v).accept(no_id)  # type: ignore[arg-type]
+
+
+def test_bytes_of_any_kind_are_taken_as_they_are_now() -> None:
+    v = Vocabulary([b"a", b"b", None], stop_token_ids=[2])
+    matcher = Grammar.from_regex("abc").matcher(v)
+    data = bytearray(b"a")
+    matcher.accept_bytes(data)
+    data[:] = b"zz"
+    matcher.accept(np.int64(1))
+    matcher.accept_bytes(memoryview(b"c"))  # a byte that no token has: the text so far is read again
+    assert matcher.is_accepting
+    with pytest.raises(TypeError):
+        matcher.accept_bytes("c")  # type: ignore[arg-type]
+
+
 def test_a_vocabulary_without_text() -> None:
     for tokens in ([None], [b"", None]):
         v = Vocabulary(tokens, stop_token_ids=[len(tokens) - 1])
@@ -113,6 +142,12 @@ def test_a_vocabulary_without_text() -> None:
         ({"tokens": b"ab"}, TypeError, "list"),
         ({"tokens": [b"a"], "stop_token_ids": 0}, TypeError, "list of token ids"),
         ({"tokens": [b"a"], "stop_token_ids": ["</s>"]}, TypeError, "</s>"),
+        ({"tokens": [b"a"], "stop_token_ids": None}, TypeError, "list of token ids"),
+        ({"tokens": {"a": 0}}, TypeError, "list"),
+        ({"tokens": [b"a"], "width": "8"}, TypeError, "'8'"),
+        ({"tokens": [b"a"], "width": 10**9}, ValueError, "1000000000"),
+        ({"tokens": [b"a"], "stop_token_ids": [10**9]}, ValueError, "1000000001"),
+        ({"tokens": [b"a" * 70_000]}, ValueError, "70000 bytes"),
         ({"tokens": [b"a"], "stop_token_ids": [-1]}, ValueError, "-1"),
         ({"tokens": [b"a", b"b"], "stop_token_ids": [4], "width": 4}, ValueError, "5"),
         ({"tokens": [b"a", b"b"], "width": 1}, ValueError, "2"),
