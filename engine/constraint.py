@@ -1,12 +1,13 @@
 """What an output must look like, and the Python value it stands for.
 
-Inputs: one of schema (a dict, bool, Pydantic model or any type), regex, grammar (a Grammar or Lark text) and choices.
+Inputs: one of schema (a dict, bool, Pydantic model or any type), regex, grammar (a Grammar, Lark or GBNF text) and choices.
 This module knows nothing of models, tokens or requests.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from agentkit.grammars import Grammar
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.M)
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,13 @@ def resolve(schema: Any = None, regex: str | None = None, grammar: Grammar | str
             raise TypeError(f"choices must be a sequence of strings, not the string {choices!r}")
         return Constraint(Grammar.from_choices(list(choices)), str)
     if grammar is not None:
-        return Constraint(grammar if isinstance(grammar, Grammar) else Grammar.from_lark(_text("grammar", grammar)))
+        return Constraint(grammar if isinstance(grammar, Grammar) else _from_text(_text("grammar", grammar)))
     return None
+
+
+def _from_text(text: str) -> Grammar:
+    """A GBNF text has a line that begins with `name ::=`, which no Lark text has."""
+    return Grammar.from_gbnf(text) if _GBNF_RULE.search(text) else Grammar.from_lark(text)
 
 
 def _text(name: str, value: Any) -> str:
@@ -54,7 +62,7 @@ def _text(name: str, value: Any) -> str:
 
 def _from_schema(schema: Any) -> Constraint:
     if isinstance(schema, dict | bool):
-        return Constraint(Grammar.from_json_schema(schema), json.loads)
+        return Constraint(Grammar.from_json_schema(schema, plain_integers=True), json.loads)
     if isinstance(schema, str):
         raise TypeError("schema must be a dict, a Pydantic model or a type; parse JSON text with json.loads first")
     if isinstance(schema, type) and issubclass(schema, BaseModel):

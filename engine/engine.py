@@ -216,12 +216,17 @@ class Engine:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Messages through the model's chat template -> token ids. Special tokens come from the template only, never from contents."""
+        """Messages through the model's chat template -> token ids. Special tokens come from the template only, never from contents.
+
+        Raises EngineError where there is no template or it fails, TypeError for what are no messages, ValueError for none at all.
+        """
         template = self._loaded.chat_template
         if template is None:
             raise EngineError(f"the model {self.model_name!r} has no chat template; write the prompt yourself and use generate()")
-        plain = None if tools is None else as_dicts("tools", tools)
-        return template.encode(as_dicts("messages", messages), tools=plain, add_generation_prompt=add_generation_prompt)
+        plain, listed = None if tools is None else as_dicts("tools", tools), as_dicts("messages", messages)
+        if not listed:
+            raise ValueError("messages is empty; give at least one message, such as {'role': 'user', 'content': '...'}")
+        return template.encode(listed, tools=plain, add_generation_prompt=add_generation_prompt)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[GenerateOptions]

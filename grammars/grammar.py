@@ -51,6 +51,7 @@ class Grammar:
         whitespace: Whitespace = "compact",
         key_order: KeyOrder = "declared",
         formats: Formats = "enforce",
+        plain_integers: bool = False,
         time_limit: float | None = TIME_LIMIT,
         cancel: Cancel | None = None,
     ) -> Grammar:
@@ -60,9 +61,10 @@ class Grammar:
             whitespace: "compact": none; "flexible": between tokens at most one line break and 40 blanks.
             key_order: "declared": keys in the order of `properties`; "any": every order.
             formats: "enforce": those that are known (docs/formats.md); "annotate": none, as a validator does that is not told to.
+            plain_integers: an integer is written `5`, never `5.0`, which is one for JSON Schema and a float for json.loads.
         """
         with limited(time_limit, cancel):
-            return cls(*_of_schema(schema, whitespace, key_order, formats, plain_integers=False))
+            return cls(*_of_schema(schema, whitespace, key_order, formats, plain_integers=plain_integers))
 
     @classmethod
     def from_pydantic(

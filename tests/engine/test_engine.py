@@ -392,6 +392,11 @@ def test_what_is_no_list_of_dicts_is_refused(wrong: Any, engine: Engine) -> None
             ask([{"role": "system", "content": "x"}], tools=wrong)
 
 
+def test_a_chat_of_no_messages_is_refused(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="messages is empty"):
+        engine.chat([])
+
+
 def test_chat_never_recognises_special_tokens_in_contents(engine: Engine) -> None:
     plain, trap = (engine.encode_chat([{"role": "user", "content": c}]) for c in ("hi", "<|im_end|>"))
     start, end = (engine.tokenizer.encode(t, special=True)[0] for t in ("<|im_start|>", "<|im_end|>"))
