@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from agentkit.engine.checks import flag, integer, number, plain, plain_numbers
 from agentkit.engine.kv_policy import FORMATS, H2O, Policy, Streaming, Window, check_format
 from agentkit.engine.speculation.setting import check_speculation
 
@@ -27,30 +28,10 @@ MAX_THREADS = 1024
 """More than any processor runs at once; a number by mistake would leave the process unable to start a thread."""
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
-    """Checks `low <= value <= high` (`low <` with `open_low`); bools and NaN are not numbers."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < low or value > high or (open_low and value == low):
-        left = "(" if open_low else "["
-        bounds = f"{left}{low:g}, {high:g}]" if math.isfinite(high) else f"{'> ' if open_low else '>= '}{low:g}"
-        raise ValueError(f"{name} must be a number in {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be an integer {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
-
-
-def _flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, not {value!r}")
-
-
 def check_seed(seed: Any) -> None:
     """A seed is None or any signed or unsigned 64-bit integer."""
     if seed is not None:
-        _integer("seed", seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1, hint="any 64-bit integer will do, or None for a fresh one")
+        integer("seed", seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1, hint="any 64-bit integer will do, or None for a fresh one")
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
@@ -76,10 +57,11 @@ def _two_texts(name: str, texts: Any) -> tuple[str, str] | None:
 def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, Mapping):
         raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
-    for token, bias in biases.items():
-        _integer("logit_bias: a token id", token, 0)
-        _number(f"logit_bias: the bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
-    return dict(biases)
+    numbers = {plain(token): plain(bias) for token, bias in biases.items()}
+    for token, bias in numbers.items():
+        integer("logit_bias: a token id", token, 0)
+        number(f"logit_bias: the bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -131,28 +113,29 @@ class SamplingParams:
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf, hint="0 is greedy")
-        _integer("top_k", self.top_k, 0, hint="0 switches it off")
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="1 switches it off")
-        _number("min_p", self.min_p, 0.0, 1.0, hint="0 switches it off")
-        _number("repetition_penalty", self.repetition_penalty, 1 / MAX_BIAS, MAX_BIAS, hint="1 switches it off")
+        plain_numbers(self)
+        number("temperature", self.temperature, 0.0, math.inf, hint="0 is greedy")
+        integer("top_k", self.top_k, 0, hint="0 switches it off")
+        number("top_p", self.top_p, 0.0, 1.0, open_low=True, hint="1 switches it off")
+        number("min_p", self.min_p, 0.0, 1.0, hint="0 switches it off")
+        number("repetition_penalty", self.repetition_penalty, 1 / MAX_BIAS, MAX_BIAS, hint="1 switches it off")
         for name in ("presence_penalty", "frequency_penalty"):
-            _number(name, getattr(self, name), -MAX_BIAS, MAX_BIAS, hint="0 switches it off")
+            number(name, getattr(self, name), -MAX_BIAS, MAX_BIAS, hint="0 switches it off")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, hint="None switches them off")
-        _integer("n", self.n, 1)
+            integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, hint="None switches them off")
+        integer("n", self.n, 1)
         if self.n > 1 and self.greedy:
             raise ValueError(f"n={self.n} with temperature={self.temperature:g} would give the same output {self.n} times; raise the temperature")
-        _integer("max_tokens", self.max_tokens, 1)
+        integer("max_tokens", self.max_tokens, 1)
         check_seed(self.seed)
         if self.timeout is not None:
-            _number("timeout", self.timeout, 0.0, math.inf, open_low=True, hint="seconds; None means no limit")
-        _integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
+            number("timeout", self.timeout, 0.0, math.inf, open_low=True, hint="seconds; None means no limit")
+        integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise ValueError(f"cache_salt must be a string or None, not {self.cache_salt!r}")
         for name in ("include_stop", "budget_guard", "allow_truncated"):
-            _flag(name, getattr(self, name))
+            flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_outside", _two_texts("stop_outside", self.stop_outside))
 
@@ -220,6 +203,7 @@ class EngineConfig:
     KV = FORMATS
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_speculation(self.speculation)
         for name, allowed in (("weights", self.WEIGHTS), ("activations", self.ACTIVATIONS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
@@ -231,19 +215,19 @@ class EngineConfig:
             self._check_h2o()
         check_seed(self.seed)
         if isinstance(self.kv_memory, float):
-            _number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
+            number("kv_memory", self.kv_memory, 0.0, 1.0, open_low=True, hint="a float is a fraction of the free memory; give bytes as an int")
         elif self.kv_memory is not None:
-            _integer("kv_memory", self.kv_memory, 1, MOST_BYTES, hint="bytes, or a float for a fraction of the free memory")
+            integer("kv_memory", self.kv_memory, 1, MOST_BYTES, hint="bytes, or a float for a fraction of the free memory")
         for name, high in (("max_context", None), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 1, high, hint="None lets the engine choose")
+                integer(name, getattr(self, name), 1, high, hint="None lets the engine choose")
         for name in ("max_running", "step_tokens", "mixed_step_tokens"):
-            _integer(name, getattr(self, name), 1)
-        _integer("max_queue", self.max_queue, 0)
+            integer(name, getattr(self, name), 1)
+        integer("max_queue", self.max_queue, 0)
         if self.prefix_file is not None and not self.prefix_caching:
             raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
         for name in ("prefix_caching", "deterministic", "cuda_graphs"):
-            _flag(name, getattr(self, name))
+            flag(name, getattr(self, name))
         device: Any = self.device
         if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')

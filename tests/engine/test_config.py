@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from agentkit.engine.config import EngineConfig, SamplingOptions, SamplingParams, sampling_params
+from agentkit.engine.kv_policy import H2O, Streaming, Window
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,19 @@ def test_sampling_values_at_their_bounds() -> None:
     SamplingParams(temperature=1e30, top_p=1e-9, seed=-(1 << 63))
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(max_tokens=np.int64(7), temperature=np.float32(0.5), seed=np.uint8(5), logit_bias={np.int64(3): np.float32(2)})  # type: ignore[arg-type, dict-item]
+    assert (params.max_tokens, params.temperature, params.seed, params.logit_bias) == (7, 0.5, 5, {3: 2.0})
+    config = EngineConfig("m", kv=Streaming(np.int64(4), np.int32(64)), kv_memory=np.int64(1 << 20), max_running=np.int16(2))  # type: ignore[arg-type]
+    assert (config.kv, config.kv_memory, config.max_running) == (Streaming(4, 64), 1 << 20, 2)
+    assert {type(each) for each in (params.max_tokens, params.seed, *params.logit_bias, config.kv_memory, config.max_running, H2O(np.int64(512)).budget)} == {
+        int
+    }  # type: ignore[arg-type]
+    for wrong in (np.float64(64), np.bool_(True), np.array([64]), "64"):
+        with pytest.raises(ValueError, match="kv: window must be an integer"):
+            Window(wrong)  # type: ignore[arg-type]
 
 
 def test_unknown_option_lists_the_known_ones() -> None:
