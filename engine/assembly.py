@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.decoding import decoding_for
 from agentkit.engine.device.runner import runner_for
-from agentkit.engine.kv import KVPool, KVShape, most_pages
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv_groups import by_window, together
 from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
@@ -79,5 +80,8 @@ def _pool(loaded: LoadedModel, config: EngineConfig, progress: Progress | None) 
         compile_for_kv_once(held, progress, whole=packed)
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, held, model.device)
     reach = reach_of(kv, c, standard=config.attention == "standard")
-    enough = 2 * config.max_running * most_pages(reach, config.max_context or c.max_position) * shape.bytes_per_page
-    return KVPool(shape, kv_bytes(config.kv_memory, model.device, enough), prefix_caching=config.prefix_caching, reach=reach)
+    context = config.max_context or c.max_position
+    groups = by_window(reach, c.num_layers, context) if model.device.type == "cpu" else together(c.num_layers, reach)
+    enough = 2 * config.max_running * groups.most_pages(context) * groups.width * shape.bytes_per_page // shape.layers
+    budget = kv_bytes(config.kv_memory, model.device, enough)
+    return KVPool(shape, budget, prefix_caching=config.prefix_caching, reach=reach, groups=groups)

@@ -293,7 +293,7 @@ class Engine:
         tree, pool = scheduler.pool.tree, scheduler.pool
         return snapshot(
             self.metrics, running=scheduler.active, waiting=scheduler.waiting, pages=pool.page_count, free=pool.free_pages,
-            cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted, page_bytes=pool.shape.bytes_per_page,
+            cached=tree.evictable, pinned=tree.pinned, evicted=tree.evicted, page_bytes=pool.page_bytes,
         )  # fmt: skip
 
     def metrics_text(self) -> str:

@@ -156,8 +156,11 @@ class Intake:
             what = f"{len(prompt)} prompt tokens and max_tokens={max_tokens} exceed the context of {self._max_context} tokens"
             raise ContextTooLong(total, self._max_context, f"{what}; {advice}")
         if not self._pool.fits(total):
-            what = f"{len(prompt)} prompt tokens and max_tokens={max_tokens} need more keys and values than the {self._pool.capacity} tokens that fit"
-            raise ContextTooLong(total, self._pool.capacity, f"{what}; raise kv_memory, or lower max_tokens")
+            pool, limit = self._pool, self._pool.capacity
+            window = any(group.kept is not None for group in pool.groups.groups)
+            need = f"{pool.peak(total)} pages of keys and values at a time{', their windows and room for the next chunk' if window else ''}"
+            what = f"{len(prompt)} prompt tokens and max_tokens={max_tokens} need {need}, and there are {pool.page_count}, enough for {limit} tokens"
+            raise ContextTooLong(total, limit, f"{what}; raise kv_memory to {pool.peak(total) * pool.page_bytes} bytes, or lower max_tokens")
 
     def _accepts(self, constraint: Constraint, text: str) -> bool:
         matcher = constraint.grammar.matcher(self.vocabulary)

@@ -1,59 +1,64 @@
 """Keys and values of all requests: one tensor of slots, handed out in pages of 32 positions.
 
-Inputs: the model's KV shape, a budget in bytes, token ids. A sequence is a list of pages; it grows page by page, is never
-gathered or copied per step, and shares pages with others that begin with the same tokens: those of finished requests
-(prefix.py), of running ones, and of the sequence it was forked from. A page with two holders is never written: whoever
-needs to write into it gets a copy up to the slot in question. Where tokens see a window only (see kv_policy.Reach), a sequence gives pages
-back as they fall out of it; the prefix tree may still hold them, as long as nobody needs the room. So a prefix is found again as far as none
-of its pages has been evicted, and then it is exactly what would be computed. This module knows nothing of models, requests or attention.
+Inputs: the model's KV shape, which of its layers share pages (kv_groups.py), a budget in bytes, token ids. A sequence is a page table for each
+few layers; it grows page by page, is never gathered or copied per step, and shares pages with others that begin with the same tokens: those of
+finished requests (prefix.py), of running ones, and of the sequence it was forked from. A page with two holders is never written: whoever
+needs to write into it gets a copy up to the slot in question. Where tokens see a window only, a sequence gives pages back as they fall out of
+it, each group of layers its own; the prefix tree may still hold them, as long as nobody needs the room. So a prefix is found again as far as
+the pages are there that the next token sees, and then it is exactly what would be computed. This module knows nothing of models, requests or
+attention.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
 
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_groups import together
-from agentkit.engine.kv_policy import STEP, Reach
-from agentkit.engine.kv_sequence import CHUNK, GONE, KVSequence, KVShape, most_pages, pages_for
+from agentkit.engine.kv_groups import PageGroups, pages_for, together
+from agentkit.engine.kv_memory import LOADER, KVMemory
+from agentkit.engine.kv_policy import Reach
+from agentkit.engine.kv_sequence import GONE, KVSequence, KVShape
+from agentkit.engine.kv_store import KVStore
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
-from agentkit.errors import EngineError
 
-__all__ = ["CHUNK", "PAGE", "KVPool", "KVSequence", "KVShape", "most_pages", "pages_for"]
-
-
-LOADER = 1
-"""Number of whoever puts pages there that no sequence computed."""
+__all__ = ["PAGE", "KVPool", "KVSequence", "KVShape", "pages_for"]
 
 
 class KVPool:
     """All pages of one engine; used by the engine thread only.
 
-    reach: what tokens see of what is before them; None: everything.
+    reach: what tokens see of what is before them; None: everything.   groups: which layers share pages; None: all.
     budget: bytes for keys and values; the pool takes as many whole pages as fit, at least one.   prefix_caching: False shares
     nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
-    data: [L, 2, KV, S, row], S = pages * PAGE slots; keys at 0, values at 1. row: head_dim, in 8 bits with the scale behind it.
+    data: see KVStore.
     sums: [S] attention that each slot has received since it was written; None where nothing is chosen by it.
     """
 
-    def __init__(self, shape: KVShape, budget: int, *, prefix_caching: bool = True, digest: Digest = blake, reach: Reach | None = None) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        budget: int,
+        *,
+        prefix_caching: bool = True,
+        digest: Digest = blake,
+        reach: Reach | None = None,
+        groups: PageGroups | None = None,
+    ) -> None:
         self.shape = shape
         self.reach = reach or Reach()
-        self.groups = together(shape.layers, self.reach)
-        self.page_count = max(1, budget // shape.bytes_per_page)
-        slots = self.page_count * PAGE  # untouched memory is not taken from the machine
-        try:
-            self.data = torch.empty(shape.layers, 2, shape.kv_heads, slots, shape.row, dtype=shape.dtype, device=shape.device)
-        except RuntimeError as error:  # what torch raises where memory cannot be had, also on a GPU
-            raise EngineError(f"{slots * shape.bytes_per_token} bytes for keys and values cannot be had on {shape.device}; lower kv_memory") from error
-        self.sums = None if self.reach.budget is None else torch.zeros(slots, device=shape.device)
+        self.groups = groups or together(shape.layers, self.reach)
+        store = KVStore(shape, self.groups, budget)
+        self.page_bytes, self.page_count, self.data = store.page_bytes, store.page_count, store.data
+        self.sums = None if self.reach.budget is None else torch.zeros(self.data.shape[3], device=shape.device)
         self._pages = PageAllocator(self.page_count)
-        self.tree = PrefixTree(self._pages, enabled=prefix_caching, digest=digest)
+        self.tree = PrefixTree(self._pages, self.groups, enabled=prefix_caching, digest=digest)
+        self.memory = KVMemory(store, self.groups, self._pages, self.tree)
         self._live: dict[int, KVSequence] = {}
         self._numbers = itertools.count(LOADER + 1)
 
@@ -80,8 +85,8 @@ class KVPool:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit in all."""
-        return self.page_count * PAGE
+        """Tokens of the longest sequence that fits where nothing is pinned, if not all do."""
+        return self.longest(self.page_count, [0] * len(self.groups.groups))
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens fits where nothing is pinned."""
@@ -89,36 +94,56 @@ class KVPool:
 
     def peak(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most at any time."""
-        return most_pages(self.reach, tokens)
+        return self.groups.most_pages(tokens)
+
+    def pinned_blocks(self, token_ids: Sequence[int], key: bytes) -> list[int]:
+        """How many full blocks that `token_ids` begin with have a pinned part, by group."""
+        root = self.tree.enter(key)
+        nodes = self.tree.match(root, token_ids)
+        self.tree.leave(root)
+        return [sum(self.tree.is_pinned(node, number) for node in nodes) for number in range(len(self.groups.groups))]
+
+    def peak_beside(self, tokens: int, shared: Sequence[int]) -> int:
+        """Pages that a sequence needs at most at any time beside `shared` blocks (by group) that others keep for it."""
+        groups = zip(self.groups.groups, shared, strict=True)
+        return sum(len(group.tables) * min(group.most_blocks(tokens), pages_for(tokens) - blocks) for group, blocks in groups)
+
+    def longest(self, pages: int, shared: Sequence[int]) -> int:
+        """Tokens of the longest sequence that gets on with so many pages beside `shared` blocks, if not all do."""
+        most = range(1, pages + max(shared) + 1)
+        return PAGE * bisect_right(most, pages, key=lambda blocks: self.peak_beside(blocks * PAGE, shared))
 
     # -- a sequence's life --------------------------------------------------------------------------------------
 
     def can_start(self, token_ids: Sequence[int], key: bytes = b"", spare: int = 0) -> bool:
-        """Whether all of `token_ids` and `spare` pages more could be held now, counting what is shared and can be evicted."""
+        """Whether all of `token_ids` and `spare` blocks more could be held now, counting what is shared and can be evicted."""
         root = self.tree.enter(key)
-        nodes = self.tree.match(root, token_ids[:-1])
+        nodes = self._usable(self.tree.match(root, token_ids[:-1]))
         self.tree.leave(root)
-        idle = sum(self.tree.is_idle(node) for node in nodes)  # those are not there for others any more
-        return max(0, self.peak(len(token_ids)) - len(nodes)) + spare <= self.available_pages - idle
+        needed = spare * self.groups.tables
+        for number, group in enumerate(self.groups.groups):
+            kept = nodes[max(group.first_block(len(nodes) * PAGE), pages_for(group.sinks)) :] + nodes[: pages_for(group.sinks)]
+            idle = sum(self.tree.is_idle(node, number) for node in kept)  # those are not there for others any more
+            needed += len(group.tables) * (max(0, group.most_blocks(len(token_ids)) - len(kept)) + idle)
+        return needed <= self.available_pages
 
     def start(self, token_ids: Sequence[int], key: bytes = b"", room: int = 0) -> KVSequence:
         """A live sequence whose `tokens` are the longest computed beginning of `token_ids` in the domain `key`.
 
         At least the last of `token_ids` is left to compute, so that it yields logits.   room: tokens it may have in the end.
         """
-        sequence = KVSequence(next(self._numbers), self.tree.enter(key), max(room, len(token_ids)))
+        sequence = KVSequence(next(self._numbers), self.tree.enter(key), max(room, len(token_ids)), self.groups)
         self._live[sequence.number] = sequence
-        self._take(sequence, self.tree.match(sequence.root, token_ids[:-1]))
+        self._take(sequence, self._usable(self.tree.match(sequence.root, token_ids[:-1])))
         rest = token_ids[sequence.length : -1]
         node, shared = self.tree.match_part(sequence.last_node, rest)
         if node is not None:
-            self._pages.retain(node.page)  # eviction must not reach it while we look for a page
-            copy = self._copy_page(sequence, node.page, shared)
-            self._give_back(node.page)
-            if copy is not None:
-                sequence.pages.append(copy)
+            source = [page for part in node.parts for page in part]
+            self.memory.retain(source)  # eviction must not reach them while we look for pages
+            if self.memory.copy_block(sequence, source, shared):
                 sequence.tokens.extend(rest[:shared])
                 self.tree.touch([node])
+            self.memory.give_back(source)
         self._drop(sequence)
         return sequence
 
@@ -132,10 +157,10 @@ class KVPool:
         if len(sequence.nodes) != before // PAGE:
             return 0
         start = len(sequence.nodes) * PAGE
-        found = self.tree.match(sequence.last_node, token_ids[start:-1])
+        found = self._usable(self.tree.match(sequence.last_node, token_ids[start:-1]), len(sequence.nodes), sequence.first_blocks)
         if not found:
             return 0
-        self._cut(sequence, len(sequence.nodes))
+        self.memory.cut(sequence, len(sequence.nodes))
         del sequence.tokens[start:]
         self._take(sequence, found)
         self._drop(sequence)
@@ -151,20 +176,21 @@ class KVPool:
     def reserve(self, sequence: KVSequence, length: int) -> bool:
         """Makes positions sequence.length .. length writable: pages of its own. False, and nothing done, if there are too few."""
         at, length = sequence.place, length - sequence.dropped
-        shared = at % PAGE != 0 and self._pages.references[sequence.pages[at // PAGE]] > 1
-        missing = max(0, pages_for(length) - len(sequence.pages))
-        if missing + shared > self._pages.free:
-            self.tree.evict(missing + shared - self._pages.free)
-            if missing + shared > self._pages.free:
-                return False
+        block = at // PAGE
+        shared = at % PAGE != 0 and self._pages.references[sequence.pages[block]] > 1
+        missing = max(0, pages_for(length) - sequence.blocks)
+        if not self.memory.make_room(missing + shared):
+            return False
         if shared:
-            old = sequence.pages[at // PAGE]
-            copy = self._copy_page(sequence, old, at % PAGE)
-            assert copy is not None
-            sequence.pages[at // PAGE] = copy
-            self._give_back(old)
+            old = [table[block] for table in sequence.tables]
+            ahead = [table[block + 1 :] for table in sequence.tables]
+            self.memory.shorten(sequence, block)
+            self.memory.copy_block(sequence, old, at % PAGE)  # there is room
+            self.memory.give_back(old)
+            for table, pages in zip(sequence.tables, ahead, strict=True):
+                table.extend(pages)
         if missing:
-            sequence.pages.extend(self._allocate(sequence, missing) or ())
+            self.memory.extend(sequence, missing)
         return True
 
     def commit(self, sequence: KVSequence, token_ids: Sequence[int]) -> None:
@@ -176,7 +202,7 @@ class KVPool:
         for index in range(before, sequence.length // PAGE):
             if len(sequence.nodes) != index:
                 break
-            node = self.tree.insert(sequence.last_node, tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), sequence.pages[index])
+            node = self.tree.insert(sequence.last_node, tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), sequence.parts(index))
             if node is None:
                 break
             self._swap(sequence, index, node)
@@ -185,31 +211,30 @@ class KVPool:
     def keep(self, sequence: KVSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Of a draft written to the slots behind the sequence, node i in the i-th of them, `nodes` (ascending) are its next positions."""
         end = sequence.length + (max(nodes) + 1 if nodes else 0)
-        slots = [slot for first, last in sequence.slots(sequence.length, end) for slot in range(first, last)]
-        moved = [(slots[node], slots[place]) for place, node in enumerate(nodes) if node != place]
-        if moved:
-            sources, targets = zip(*moved, strict=True)
-            self.data[:, :, :, list(targets)] = self.data[:, :, :, list(sources)]
+        moved = [(node, place) for place, node in enumerate(nodes) if node != place]
+        for table in range(self.groups.tables if moved else 0):
+            slots = [slot for first, last in sequence.slots(sequence.length, end, table) for slot in range(first, last)]
+            self.memory.store.move([slots[node] for node, _ in moved], [slots[place] for _, place in moved])
         self.commit(sequence, token_ids)
 
     def truncate(self, sequence: KVSequence, length: int) -> None:
         """Forgets everything from position `length` on; whole pages behind it are given back."""
         if not sequence.dropped <= length <= sequence.length:
             raise IndexError(f"cannot truncate a sequence of {sequence.length} tokens to {length}")
-        if self.reach.lowest(length) < sequence.first_page * PAGE:
-            raise IndexError(f"cannot truncate to {length} tokens: pages up to position {sequence.first_page * PAGE} are gone")
+        for group, first in zip(self.groups.groups, sequence.first_blocks, strict=True):
+            if group.first_block(length) < first:
+                raise IndexError(f"cannot truncate to {length} tokens: pages up to position {first * PAGE} are gone")
         del sequence.tokens[length:]
         del sequence.nodes[length // PAGE :]
-        self._cut(sequence, pages_for(length))
+        self.memory.cut(sequence, pages_for(length))
 
     def fork(self, sequence: KVSequence) -> KVSequence:
         """A second sequence with the same tokens; it shares all pages until one of the two writes."""
         sequence.root.users += 1
-        copy = KVSequence(next(self._numbers), sequence.root, sequence.room)
+        copy = KVSequence(next(self._numbers), sequence.root, sequence.room, self.groups)
         copy.tokens, copy.nodes = list(sequence.tokens), list(sequence.nodes)
-        copy.pages, copy.first_page = sequence.pages[: pages_for(sequence.length)], sequence.first_page
-        for page in copy.held:
-            self._pages.retain(page)
+        copy.tables, copy.first_blocks = [table[: pages_for(sequence.length)] for table in sequence.tables], list(sequence.first_blocks)
+        self.memory.retain(copy.held)
         self._live[copy.number] = copy
         return copy
 
@@ -219,7 +244,8 @@ class KVPool:
         Returns the node that holds its last token, where all of it is kept (for `PrefixTree.pin`).
         """
         del self._live[sequence.number]
-        self._pages.unspare(sequence.number)
+        for table in range(self.groups.tables):
+            self._pages.unspare(self.memory.owner(sequence.number, table))
         last = None
         if keep:
             self.tree.touch(sequence.nodes)
@@ -227,31 +253,12 @@ class KVPool:
         else:
             for node in sequence.made:
                 self.tree.forget(node)
-        self._cut(sequence, 0)
+            for node in sequence.lent:
+                for group in range(1, len(node.parts)):
+                    self.tree.strip(node, group)
+        self.memory.cut(sequence, 0)
         self.tree.leave(sequence.root)
         return last
-
-    def put(self, parent: Node, tokens: tuple[int, ...], data: torch.Tensor) -> Node | None:
-        """A page with given contents [L, 2, KV, len(tokens), row] in the tree after `parent`, held until `let_go`; None without room."""
-        there, shared = self.tree.match_part(parent, tokens)
-        if there is not None and shared == len(tokens):
-            self._pages.retain(there.page)
-            return there
-        if self._pages.free == 0:
-            self.tree.evict(1)
-        taken = self._pages.allocate(1, LOADER, parent.page if parent.page >= 0 else None, 1)
-        if taken is None:
-            return None
-        slot = taken[0] * PAGE
-        self.data[:, :, :, slot : slot + len(tokens)].copy_(data)
-        node = self.tree.insert(parent, tokens, taken[0])
-        if node is None:
-            self._pages.release(taken[0])
-        return node
-
-    def let_go(self, node: Node) -> None:
-        """Ends the hold of `put`."""
-        self._give_back(node.page)
 
     def check_invariants(self) -> None:
         """Raises AssertionError if references do not add up, a page is in two places, or contents and index disagree."""
@@ -259,93 +266,83 @@ class KVPool:
         self.tree.check_invariants()
         wanted = [0] * self.page_count
         for sequence in self._live.values():
-            assert sequence.place <= sequence.capacity, f"{sequence.place} tokens in {sequence.capacity} slots"
-            assert self.reach.budget is None or sequence.place < self.reach.budget, "more positions than the budget"
-            gone = range(pages_for(self.reach.sinks), sequence.first_page)
-            assert len(sequence.held) == len(sequence.pages) - len(gone), "a sequence holds a page twice, or lacks one"
-            assert all((page == GONE) == (index in gone) for index, page in enumerate(sequence.pages)), "a page is gone that is still seen"
-            assert sequence.first_page * PAGE <= self.reach.lowest(sequence.length), "a page is gone that is still seen"
+            self._check(sequence)
             for page in sequence.held:
                 wanted[page] += 1
-            for index, node in enumerate(sequence.nodes):
-                assert node.tokens == tuple(sequence.tokens[index * PAGE : (index + 1) * PAGE]), "a node of other tokens"
-                assert sequence.pages[index] in (node.page, GONE), "a sequence and its node lie in different pages"
         for node in self.tree:
-            wanted[node.page] += 1
+            for page in itertools.chain(*node.parts):
+                wanted[page] += 1
         assert wanted == self._pages.references.tolist(), "references do not match the holders"
         held = int((self._pages.references > 0).sum()) - self.tree.evictable
         assert self.free_pages + self.tree.evictable + held == self.page_count
 
+    def _check(self, sequence: KVSequence) -> None:
+        assert sequence.place <= sequence.capacity, f"{sequence.place} tokens in {sequence.capacity} slots"
+        assert self.reach.budget is None or sequence.place < self.reach.budget, "more positions than the budget"
+        assert len(sequence.held) == sum(page != GONE for table in sequence.tables for page in table), "a sequence holds a page twice"
+        for number, group in enumerate(self.groups.groups):
+            gone = sequence.gone(number)
+            assert sequence.first_blocks[number] <= group.first_block(sequence.length), "a page is gone that is still seen"
+            for table in group.tables:
+                assert len(sequence.tables[table]) == sequence.blocks, "tables of different lengths"
+                assert all((page == GONE) == (block in gone) for block, page in enumerate(sequence.tables[table])), "a page is gone that is still seen"
+        for block, node in enumerate(sequence.nodes):
+            assert node.tokens == tuple(sequence.tokens[block * PAGE : (block + 1) * PAGE]), "a node of other tokens"
+            for own, part in zip(sequence.parts(block), node.parts, strict=True):
+                assert GONE in own or not part or own == part, "a sequence and its node lie in different pages"
+
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _usable(self, nodes: Sequence[Node], start: int = 0, first_blocks: Sequence[int] = ()) -> list[Node]:
+        """Of nodes for the blocks from `start` on the longest beginning with which a sequence can go on: all is there that its next token sees.
+
+        first_blocks: those before `start` that are there, by group.
+        """
+        count, missing = 0, [first - 1 for first in first_blocks] or [-1] * len(self.groups.groups)
+        for block, node in enumerate(nodes, start):
+            missing = [last if part else block for last, part in zip(missing, node.parts, strict=True)]
+            if all(last < group.first_block((block + 1) * PAGE) for last, group in zip(missing, self.groups.groups, strict=True)):
+                count = block + 1 - start
+        return list(nodes[:count])
+
     def _take(self, sequence: KVSequence, nodes: Sequence[Node]) -> None:
-        """Appends shared pages to a sequence that ends at a page's edge."""
-        for node in nodes:
-            self._pages.retain(node.page)
-            sequence.pages.append(node.page)
+        """Appends shared pages to a sequence that ends at a block's edge: those that its next token sees, and of the first group all."""
+        end = sequence.blocks + len(nodes)
+        for block, node in enumerate(nodes, sequence.blocks):
+            for number, group in enumerate(self.groups.groups):
+                seen = number == 0 or block >= group.first_block(end * PAGE)
+                for table, page in zip(group.tables, node.parts[number] if seen else [GONE] * len(group.tables), strict=True):
+                    sequence.tables[table].append(page)
+                if seen:
+                    self.memory.retain(node.parts[number])
             sequence.tokens.extend(node.tokens)
+        if nodes:
+            for number, group in enumerate(self.groups.groups[1:], 1):
+                self.memory.leave_behind(sequence, number, min(group.first_block(end * PAGE), end - len(nodes)))
+                sequence.first_blocks[number] = max(sequence.first_blocks[number], group.first_block(end * PAGE))
         sequence.nodes.extend(nodes)
         self.tree.touch(nodes)
-
-    def _allocate(self, sequence: KVSequence, count: int) -> list[int] | None:
-        after = sequence.pages[-1] if sequence.pages else None
-        if count > self._pages.free:
-            self.tree.evict(count - self._pages.free)
-        after = None if after == GONE else after
-        return self._pages.allocate(count, sequence.number, after, self.peak(sequence.room) - len(sequence.held))
-
-    def _copy_page(self, sequence: KVSequence, source: int, length: int) -> int | None:
-        """A page of the sequence's own with the first `length` slots of `source`; None if there is none."""
-        taken = self._allocate(sequence, 1)
-        if taken is None:
-            return None
-        old, new = source * PAGE, taken[0] * PAGE
-        self.data[:, :, :, new : new + length].copy_(self.data[:, :, :, old : old + length])
-        return taken[0]
-
-    def _give_back(self, page: int) -> None:
-        self._pages.release(page)
-        node = self.tree.at(page)
-        if node is not None:
-            self.tree.idle(node)
-
-    def _cut(self, sequence: KVSequence, count: int) -> None:
-        """Keeps only the first `count` pages."""
-        for page in sequence.pages[count:]:
-            if page != GONE:
-                self._give_back(page)
-        del sequence.pages[count:]
 
     def _drop(self, sequence: KVSequence) -> None:
         """Gives back the pages that no token to come can see."""
         if self.sums is not None and sequence.place == self.reach.budget:
-            self._thin(sequence, self.sums)
-        until = self.reach.lowest(sequence.length) // PAGE
-        for index in range(max(sequence.first_page, pages_for(self.reach.sinks)), until):
-            self._give_back(sequence.pages[index])
-            sequence.pages[index] = GONE
-        sequence.first_page = max(sequence.first_page, until)
+            self.memory.thin(sequence, self.sums, self.reach.recent)
+        for number, group in enumerate(self.groups.groups):
+            self.memory.leave_behind(sequence, number, group.first_block(sequence.length))
 
-    def _thin(self, sequence: KVSequence, sums: torch.Tensor) -> None:
-        """Drops the STEP places with least attention, the recent ones apart; the others move together, in order."""
-        slots = torch.tensor([slot for first, last in sequence.slots(0, sequence.place) for slot in range(first, last)], device=sums.device)
-        older = len(slots) - self.reach.recent
-        heavy = sums[slots[:older]].topk(older - STEP).indices.sort().values
-        kept = torch.cat((slots[heavy], slots[older:]))
-        self.data[:, :, :, slots[: len(kept)]] = self.data[:, :, :, kept]
-        sums[slots[: len(kept)]] = sums[kept]
-        sequence.dropped += STEP
-        self._cut(sequence, pages_for(sequence.place))
-
-    def _swap(self, sequence: KVSequence, index: int, node: Node) -> None:
-        """The page's contents are in the tree: if in another page, that one is used from now on."""
-        own = sequence.pages[index]
-        if node.page != own:
-            self._pages.retain(node.page)
-            sequence.pages[index] = node.page
-            self._give_back(own)
-        else:
-            sequence.made.append(node)
+    def _swap(self, sequence: KVSequence, block: int, node: Node) -> None:
+        """The block's contents are in the tree: what is in other pages is used from there from now on, and what it lacks is lent to it."""
+        for group, own in enumerate(sequence.parts(block)):
+            part = node.parts[group]
+            if not part:
+                self.tree.lend(node, group, own)
+                sequence.lent.append(node)
+            elif part != own:
+                self.memory.retain(part)
+                sequence.put(group, block, part)
+                self.memory.give_back(own)
+            elif group == 0:
+                sequence.made.append(node)
         sequence.nodes.append(node)
 
     def _keep_rest(self, sequence: KVSequence) -> Node | None:
@@ -356,4 +353,4 @@ class KVPool:
         rest = tuple(sequence.tokens[full * PAGE :])
         if not rest:
             return sequence.nodes[-1] if sequence.nodes and sequence.nodes[-1].alive else None
-        return self.tree.insert(sequence.last_node, rest, sequence.pages[full])
+        return self.tree.insert(sequence.last_node, rest, sequence.parts(full))

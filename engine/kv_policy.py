@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from agentkit.engine.checks import integer, plain_numbers
 from agentkit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Window:
     format: str = "auto"
 
     def __post_init__(self) -> None:
-        _check("window", self.window, LEAST_WINDOW)
+        plain_numbers(self)
+        integer("kv: window", self.window, LEAST_WINDOW)
         check_format(self.format)
 
 
@@ -51,8 +53,9 @@ class Streaming:
     format: str = "auto"
 
     def __post_init__(self) -> None:
-        _check("sinks", self.sinks, 0, MOST_SINKS)
-        _check("window", self.window, LEAST_WINDOW)
+        plain_numbers(self)
+        integer("kv: sinks", self.sinks, 0, MOST_SINKS)
+        integer("kv: window", self.window, LEAST_WINDOW)
         check_format(self.format)
 
 
@@ -71,10 +74,11 @@ class H2O:
     format: str = "auto"
 
     def __post_init__(self) -> None:
-        _check("budget", self.budget, 4 * STEP)
+        plain_numbers(self)
+        integer("kv: budget", self.budget, 4 * STEP)
         if self.recent is None:
             object.__setattr__(self, "recent", self.budget // 2)
-        _check("recent", self.recent, 1, self.budget - 2 * STEP)
+        integer("kv: recent", self.recent, 1, self.budget - 2 * STEP)
         check_format(self.format)
 
 
@@ -157,9 +161,3 @@ def check_format(value: Any) -> None:
 def _widest(windows: Sequence[int | None]) -> int | None:
     given = [window for window in windows if window is not None]
     return max(given) if given and len(given) == len(windows) else None
-
-
-def _check(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"kv: {name} must be an integer {bounds}, not {value!r}")

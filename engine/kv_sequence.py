@@ -1,23 +1,22 @@
 """One sequence's place among the pages of keys and values, and how large pages are.
 
-Inputs: a model's sizes and a policy's reach. Knows nothing of who else holds a page.
+Inputs: a model's sizes, and which of its layers share pages. Knows nothing of who else holds a page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
-from agentkit.engine.kv_policy import Reach
+from agentkit.engine.kv_groups import PageGroups, pages_for
 from agentkit.engine.prefix import Node
 
 GONE = -1
 """Stands in a sequence's list for a page that it has given back."""
-CHUNK = 512
-"""Tokens that a sequence may be given room for at once, beside what it keeps."""
 
 
 @dataclass(frozen=True)
@@ -37,44 +36,35 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
+        """Of all layers."""
         return self.layers * 2 * self.kv_heads * self.row * self.dtype.itemsize
 
     @property
     def bytes_per_page(self) -> int:
+        """Of pages that hold all layers."""
         return self.bytes_per_token * PAGE
-
-
-def pages_for(tokens: int) -> int:
-    """Pages that `tokens` positions take."""
-    return -(-tokens // PAGE)
-
-
-def most_pages(reach: Reach, tokens: int) -> int:
-    """Pages that a sequence of so many tokens holds at most at any time."""
-    if reach.budget is not None:
-        return pages_for(min(tokens, reach.budget))
-    if reach.kept is None:
-        return pages_for(tokens)
-    return min(pages_for(tokens), pages_for(reach.sinks) + pages_for(reach.kept + CHUNK) + 1)
 
 
 class KVSequence:
     """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only.
 
-    Position p lies in slot pages[p // PAGE] * PAGE + p % PAGE. `pages` may reach beyond `length`: room that `reserve` made.
-    `nodes`: those of `pages`, from the first on, that are in the prefix tree. Pages from the sinks up to `first_page` are GONE.
+    By each of its page tables, position p lies in slot table[p // PAGE] * PAGE + p % PAGE. A block is PAGE positions: the pages at one place of all
+    tables. Tables may reach beyond `length`: room that `reserve` made.   nodes: those of its blocks, from the first on, that are in the prefix tree.
+    first_blocks: of each group of layers the first block whose pages it still has; those before it, up to the sinks, are GONE.
     Where positions are chosen by attention (H2O), what is left lies without gaps in the first `length - dropped` slots.
     """
 
-    def __init__(self, number: int, root: Node, room: int) -> None:
+    def __init__(self, number: int, root: Node, room: int, groups: PageGroups) -> None:
         self.number = number
         self.root = root
         self.room = room  # tokens it may have in all, as far as known: where to look for space
-        self.pages: list[int] = []
+        self.groups = groups
+        self.tables: list[list[int]] = [[] for _ in range(groups.tables)]
+        self.first_blocks = [0] * len(groups.groups)
         self.tokens: list[int] = []
         self.nodes: list[Node] = []
         self.made: list[Node] = []  # of the nodes, those this sequence put into the tree
-        self.first_page = 0
+        self.lent: list[Node] = []  # and those of others that had lost pages and got this one's
         self.dropped = 0
 
     @property
@@ -83,18 +73,24 @@ class KVSequence:
         return len(self.tokens)
 
     @property
-    def tables(self) -> list[list[int]]:
-        return [self.pages]
-
-    @property
     def place(self) -> int:
         """Slots that are filled; where the next token's keys and values go."""
         return len(self.tokens) - self.dropped
 
     @property
+    def pages(self) -> list[int]:
+        """The first table: that of the layers which see farthest."""
+        return self.tables[0]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks there are pages for, those that are gone among them."""
+        return len(self.tables[0])
+
+    @property
     def capacity(self) -> int:
         """Positions there are pages for."""
-        return len(self.pages) * PAGE
+        return self.blocks * PAGE
 
     @property
     def last_node(self) -> Node:
@@ -103,14 +99,31 @@ class KVSequence:
     @property
     def held(self) -> set[int]:
         """Pages that it holds."""
-        return {page for page in self.pages if page != GONE}
+        return {page for table in self.tables for page in table if page != GONE}
 
-    def slots(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Runs [first, last) of neighbouring slots that hold positions start .. end, in order."""
+    def gone(self, group: int) -> range:
+        """Blocks of whose pages those of a group have been given back."""
+        return range(pages_for(self.groups.groups[group].sinks), self.first_blocks[group])
+
+    def part(self, group: int, block: int) -> tuple[int, ...]:
+        """Pages of a block, those of one group."""
+        return tuple(self.tables[table][block] for table in self.groups.groups[group].tables)
+
+    def parts(self, block: int) -> list[tuple[int, ...]]:
+        """Pages of a block, group by group."""
+        return [self.part(group, block) for group in range(len(self.groups.groups))]
+
+    def put(self, group: int, block: int, part: Sequence[int]) -> None:
+        """Other pages for a block, those of one group."""
+        for table, page in zip(self.groups.groups[group].tables, part, strict=True):
+            self.tables[table][block] = page
+
+    def slots(self, start: int, end: int, table: int = 0) -> list[tuple[int, int]]:
+        """Runs [first, last) of neighbouring slots that hold positions start .. end by one table, in order."""
+        pages, at = self.tables[table], start
         runs: list[tuple[int, int]] = []
-        at = start
         while at < end:
-            first = self.pages[at // PAGE] * PAGE + at % PAGE
+            first = pages[at // PAGE] * PAGE + at % PAGE
             until = min(end, (at // PAGE + 1) * PAGE)
             last = first + until - at
             if runs and runs[-1][1] == first:

@@ -47,7 +47,7 @@ class EngineStats:
 
     running, waiting: requests now.    finished: by finish reason.    failed: by name of the error (cancelled ones as "cancelled").
     pages, free_pages, cached_pages, pinned_pages: of 32 tokens; cached ones hold what finished requests computed.
-    page_bytes: of one page, keys and values of all layers.
+    page_bytes: of one page: keys and values of all layers, or of some where others have windows (kv_groups.py).
     input_tokens, cached_tokens: of prompts, and of those found computed.    hit_rate: cached / input.
     steps, step_tokens: forwards of the engine, and the tokens that went through them.
     """

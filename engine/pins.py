@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from agentkit.engine.kv import PAGE, KVPool, pages_for
+from agentkit.engine.kv import PAGE, KVPool
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.prefix import Node, domain
 from agentkit.engine.prefix_file import is_meant_for, load_prefixes, save_prefixes
@@ -110,16 +110,17 @@ class PrefixCache:
         pool = self._pool
         self._check_enabled("pinned")
         tokens = len(request.prompt)
-        refusal = self._refusal(tokens, pages_for(tokens))
+        size = pool.tree.pin_size(tokens)
+        refusal = self._refusal(tokens, size)
         if refusal is not None:  # unless pins hold part of it already, which the engine thread knows
-            refusal = self._loop.call(lambda: self._refusal(tokens, pages_for(tokens) - self._held(request))).result()
+            refusal = self._loop.call(lambda: self._refusal(tokens, size - self._held(request))).result()
         if refusal is not None:
             raise refusal
         pin = Pin(pool, self._loop, tokens)
 
         def kept(node: Node | None) -> None:
             # others that were on their way at the same time, each within the limit alone, may have been pinned since
-            new = 0 if node is None else sum(not pool.tree.is_pinned(each) for each in node.path())
+            new = 0 if node is None else pool.tree.unpinned(node)
             refusal = self._refusal(tokens, new)
             pin.kept(node if refusal is None else None)
             shared = node is not None and request.domain == domain()  # salted prefixes are never written
@@ -138,7 +139,8 @@ class PrefixCache:
         rest = request.prompt[PAGE * len(nodes) :]
         part, shared = tree.match_part(nodes[-1] if nodes else root, rest)
         tree.leave(root)
-        return sum(tree.is_pinned(node) for node in nodes) + (part is not None and shared == len(rest) and tree.is_pinned(part))
+        last = part if part is not None and shared == len(rest) else nodes[-1] if nodes else None
+        return 0 if last is None else tree.protected(last)
 
     def _write(self) -> EngineError | None:
         """On the engine thread: what is pinned now, to the file that was given; returns what went wrong."""

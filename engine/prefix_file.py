@@ -1,4 +1,6 @@
-"""Computed prefixes in a file: one safetensors file with keys and values page by page, and the tree as JSON in its header.
+"""Computed prefixes in a file: one safetensors file with keys and values block by block, and the tree as JSON in its header.
+
+Keys and values are a tensor for each group of layers (kv_groups.py): those with a window need not be there for every block.
 
 Inputs: a pool, a path, a digest of the model. Written beside the target and renamed, so that readers see a whole file or none;
 read only if format, model, shape and the digest of the contents agree. No pickle. Runs on the engine thread.
@@ -18,35 +20,35 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from agentkit.engine.kv import PAGE, KVPool
+from agentkit.engine.kv import KVPool
 from agentkit.engine.prefix import Node, domain
 from agentkit.errors import EngineError
 
 _FAMILY = "agentkit-prefix-"
-FORMAT = f"{_FAMILY}1"
+FORMAT = f"{_FAMILY}2"
 
 
 def save_prefixes(pool: KVPool, path: Path, model: str, *, pinned_only: bool) -> int:
     """Writes the tree of requests without adapter and salt; returns the number of tokens written. Raises OSError or EngineError."""
     nodes = _in_order(pool, pinned_only)
     places = {id(node): i for i, node in enumerate(nodes)}
-    pages = [pool.data[:, :, :, node.page * PAGE : node.page * PAGE + len(node.tokens)] for node in nodes]
-    data = (torch.cat(pages, 3) if pages else pool.data[:, :, :, :0]).cpu().contiguous()  # [L, 2, KV, tokens, row]
-    tree = [[places.get(id(node.parent), -1), list(node.tokens)] for node in nodes]
+    contents = [[None if pinned_only and not pool.tree.is_pinned(node, i) else rows for i, rows in enumerate(pool.memory.read(node))] for node in nodes]
+    tree = [[places.get(id(node.parent), -1), list(node.tokens), [rows is not None for rows in own]] for node, own in zip(nodes, contents, strict=True)]
+    data = {f"kv{i}": _joined(pool, i, [own[i] for own in contents]) for i in range(len(pool.groups.groups))}
     header = {"format": FORMAT, "model": model, "kv": _kind(pool), "tree": json.dumps(tree, separators=(",", ":"))}
     header["digest"] = _digest(data, header)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        save_file({"kv": data}, name, metadata=header)
+        save_file(data, name, metadata=header)
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
         if isinstance(error, SafetensorError):
             raise EngineError(f"{path} could not be written ({error}); is the disk full?") from error
         raise
-    return data.shape[3]
+    return sum(len(node.tokens) for node in nodes)
 
 
 def is_meant_for(pool: KVPool, path: Path, model: str) -> bool:
@@ -67,24 +69,34 @@ def load_prefixes(pool: KVPool, path: Path, model: str) -> int:
             raise EngineError(f"{path} was written with another {what} ({header.get(name)!r}, here {mine!r}); its keys and values mean nothing here")
     if "tree" not in header or header.get("digest") != _digest(data, header):
         raise EngineError(f"{path} is damaged: its contents do not match their digest; delete it and write it again with prefix.save")
-    return _insert(pool, json.loads(header["tree"]), data)
+    return _insert(pool, json.loads(header["tree"]), [data[name] for name in sorted(data)])
 
 
-def _insert(pool: KVPool, tree: list[Any], data: torch.Tensor) -> int:
+def _joined(pool: KVPool, group: int, contents: list[torch.Tensor | None]) -> torch.Tensor:
+    """[layers of the group, 2, KV, tokens, row]"""
+    there = [rows for rows in contents if rows is not None]
+    if there:
+        return torch.cat(there, 3).cpu().contiguous()
+    shape = pool.data.shape
+    return pool.data.new_empty(len(pool.groups.groups[group].layers), *shape[1:3], 0, shape[4], device="cpu")
+
+
+def _insert(pool: KVPool, tree: list[Any], data: list[torch.Tensor]) -> int:
     """Nodes as sequences grow: each is computed after its parent, so a path of nodes is a sequence."""
     root = pool.tree.enter(domain())
     nodes: list[Node | None] = []
-    at = loaded = 0
-    for parent, ids in tree:
+    at, loaded = [0] * len(data), 0
+    for parent, ids, parts in tree:
         tokens = tuple(ids)
         above = root if parent < 0 else nodes[parent]
-        node = None if above is None else pool.put(above, tokens, data[:, :, :, at : at + len(tokens)])
+        contents = [rows[:, :, :, i : i + len(tokens)] if there else None for rows, i, there in zip(data, at, parts, strict=True)]
+        node = None if above is None else pool.memory.put(above, tokens, contents)
         nodes.append(node)
-        at += len(tokens)
+        at = [i + len(tokens) * there for i, there in zip(at, parts, strict=True)]
         loaded += 0 if node is None else len(tokens)
     for node in nodes:
         if node is not None:
-            pool.let_go(node)
+            pool.memory.let_go(node)
     pool.tree.leave(root)
     return loaded
 
@@ -103,18 +115,20 @@ def _in_order(pool: KVPool, pinned_only: bool) -> list[Node]:
 
 def _kind(pool: KVPool) -> str:
     s = pool.shape
-    return f"{s.layers} layers, {s.kv_heads} heads of {s.head_dim}, {str(s.dtype).removeprefix('torch.')}"
+    groups = " and ".join(f"{len(group.layers)} layers" + ("" if group.kept is None else f" of {group.kept} positions") for group in pool.groups.groups)
+    return f"{groups}, {s.kv_heads} heads of {s.head_dim}, {str(s.dtype).removeprefix('torch.')}"
 
 
-def _digest(data: torch.Tensor, header: dict[str, str]) -> str:
+def _digest(data: dict[str, torch.Tensor], header: dict[str, str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in ("format", "model", "kv", "tree"):
         digest.update(header[name].encode() + b"\0")
-    digest.update(data.contiguous().view(torch.uint8).numpy().data)
+    for _, rows in sorted(data.items()):
+        digest.update(rows.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _open(path: Path, *, data: bool = False) -> tuple[dict[str, str], torch.Tensor]:
+def _open(path: Path, *, data: bool = False) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Header and, if asked for, keys and values (else nothing)."""
     if not path.is_file():
         if path.exists():
@@ -123,6 +137,6 @@ def _open(path: Path, *, data: bool = False) -> tuple[dict[str, str], torch.Tens
     try:
         with safe_open(str(path), framework="pt") as file:
             header = dict(file.metadata() or {})
-            return header, file.get_tensor("kv") if data else torch.empty(0)
+            return header, {name: file.get_tensor(name) for name in file.keys()} if data else {}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise EngineError(f"{path} is damaged and cannot be read ({error}); delete it and write it again with prefix.save") from error

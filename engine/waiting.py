@@ -11,7 +11,7 @@ import time
 from bisect import insort
 from collections.abc import Iterable
 
-from agentkit.engine.kv import PAGE, KVPool, pages_for
+from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request
 from agentkit.errors import ContextTooLong, EngineBusy
 
@@ -99,13 +99,11 @@ def refusal(pool: KVPool, request: Request) -> ContextTooLong | None:
     Full pages that a pin holds and the prompt begins with are shared, so they need no room.
     """
     total = _total(request)
-    root = pool.tree.enter(request.domain)
-    shared = sum(pool.tree.is_pinned(node) for node in pool.tree.match(root, request.prompt[:-1]))
-    pool.tree.leave(root)
+    shared = pool.pinned_blocks(request.prompt[:-1], request.domain)
     free = pool.page_count - pool.tree.pinned
-    if min(pool.peak(total), pages_for(total) - shared) <= free:
+    if pool.peak_beside(total, shared) <= free:
         return None
-    limit = (free + shared) * PAGE
+    limit = pool.longest(free, shared)
     return ContextTooLong(
         total, limit,
         f"{len(request.prompt)} prompt tokens and max_tokens={request.params.max_tokens} need more keys and values than the {limit} tokens that fit beside "

@@ -1,11 +1,14 @@
 """Keys and values in fewer bytes: what each format and policy costs in quality, and what it saves.
 
-    python tests/bench/kv.py [--model smollm2-135m] [--parts quality stream needle tools] [--tokens 2048] [--stream 20000] [--budget 512] [--tries 4]
+    python tests/bench/kv.py [--model smollm2-135m] [--parts quality window stream needle tools layers] [--tokens 2048] [--stream 20000]
+        [--budget 512] [--tries 4] [--questions 30]
 
 quality  perplexity of a text of --tokens tokens, as one, against keys and values in float32; bytes per token, and what the text held at most.
+window   the same text under a window, with and without sinks, by quarters: the engine, and transformers' own attention under a mask.
 stream   a text of --stream tokens read to its end in constant memory: with sinks, without them; perplexity by tenths.
 needle   a code word said once in a text of 800 tokens, at five depths: is it the likeliest of ten at the end?
 tools    questions of the Berkeley Function-Calling Leaderboard (../shared/bfcl): calls that are right, and the same as with float32.
+layers   what a text takes in models of which only some layers see everything, all layers in one page and in groups.
 
 The text is the documentation of the language that comes with Python (pydoc_data.topics).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
+import itertools
 import json
 import math
 import platform
@@ -31,10 +35,13 @@ import torch
 from tool_accuracy import CATEGORIES, answers, scorer
 
 from agentkit.engine import H2O, Engine, Streaming, Window
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv_groups import by_window, together
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.runner import Span
 from agentkit.local_model import LocalModel
 
-PARTS = ("quality", "stream", "needle", "tools")
+PARTS = ("quality", "window", "stream", "needle", "tools", "layers")
 CHUNK = 256
 WORDS = ("marble", "falcon", "copper", "violet", "harbor", "pepper", "saturn", "willow", "anchor", "meadow")
 DEPTHS = (0.02, 0.25, 0.5, 0.75, 0.95)
@@ -67,7 +74,7 @@ def read(engine: Engine, ids: Sequence[int]) -> Iterator[tuple[np.ndarray[Any, A
         room = pool.room(sequence)
         chunk = tuple(ids[sequence.length : sequence.length + min(CHUNK, room or CHUNK)])
         assert pool.reserve(sequence, sequence.length + len(chunk))
-        held = len(sequence.held) * pool.shape.bytes_per_page
+        held = len(sequence.held) * pool.page_bytes
         yield runner.execute([Span(sequence, chunk, rows=len(chunk))])[0], held
     pool.release(sequence, keep=False)
 
@@ -93,18 +100,74 @@ def quality(model: str, tokens: int, budget: int) -> None:
 
 def stream(model: str, tokens: int, budget: int) -> None:
     print(f"\n{tokens} tokens as one text, perplexity of each tenth\n")
-    print(f"| kv | MB held at most | {' | '.join(f'to {tokens * (i + 1) // 10}' for i in range(10))} |\n|---|---|{'---|' * 10}")
-    for kv in (Streaming(4, budget - 4), Streaming(0, budget)):
+    print(f"| kv | MB held at most, by tenths | {' | '.join(f'to {tokens * (i + 1) // 10}' for i in range(10))} |\n|---|---|{'---|' * 10}")
+    for kv in (Streaming(0, budget), Streaming(4, budget - 4)):
         with open_engine(model, kv) as engine:
             ids = text_of(engine, tokens)
-            losses, most = [], 0
-            for logits, held in read(engine, ids):
-                at, most = len(losses), max(most, held)
+            losses: list[float] = []
+            held = [0] * 10
+            start = time.perf_counter()
+            for logits, now in read(engine, ids):
+                at = len(losses)
                 log = torch.from_numpy(logits).log_softmax(-1)
                 following = torch.tensor(ids[at + 1 : at + 1 + len(log)])
                 losses += (-log[: len(following)].gather(1, following.unsqueeze(1)).squeeze(1)).tolist()
+                tenth = min(9, 10 * at // tokens)
+                held[tenth] = max(held[tenth], now)
+                if 10 * len(losses) // tokens > tenth:
+                    print(f"{kv}: {len(losses)} tokens after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         tenths = [math.exp(float(part.mean())) for part in np.array_split(np.array(losses), 10)]
-        print(f"| {kv} | {most / 1e6:.1f} | {' | '.join(f'{p:.4g}' for p in tenths)} |", flush=True)
+        print(f"| {kv} | {' '.join(f'{size / 1e6:.1f}' for size in held)} | {' | '.join(f'{p:.4g}' for p in tenths)} |", flush=True)
+
+
+def window(model: str, tokens: int, budget: int) -> None:
+    """transformers computes with absolute positions, the engine's Streaming counts within the cache; up to the model's context that is nearly the same."""
+    import transformers
+
+    print(f"\n{tokens} tokens as one text, float32, perplexity of each quarter\n")
+    print(f"| | {' | '.join(f'to {tokens * (i + 1) // 4}' for i in range(4))} | all |\n|---|{'---|' * 5}")
+    with Engine(model, weights="fp32", kv="fp32", speculation="off") as engine:
+        ids, folder = text_of(engine, tokens), engine._loaded.path
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    back = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    first = torch.arange(tokens) < 4
+    masks = {"everything": back >= 0, f"window {budget}": back < budget, f"4 sinks, window {budget - 4}": (back < budget - 4) | first}
+    for (name, seen), kv in zip(masks.items(), ("fp32", Window(budget, format="fp32"), Streaming(4, budget - 4, format="fp32")), strict=True):
+        mask = torch.zeros(1, 1, tokens, tokens).masked_fill_(~(seen & (back >= 0)), -torch.inf)
+        with torch.no_grad():
+            rows = theirs(torch.tensor([ids]), attention_mask=mask).logits[0]
+        print(f"| transformers, {name} | {by_quarters(rows, ids)} |", flush=True)
+        with Engine(model, weights="fp32", kv=kv, speculation="off") as engine:
+            rows = torch.from_numpy(np.concatenate([logits for logits, _ in read(engine, ids)]))
+        print(f"| engine, {kv} | {by_quarters(rows, ids)} |", flush=True)
+
+
+def by_quarters(logits: torch.Tensor, ids: Sequence[int]) -> str:
+    losses = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
+    return " | ".join(f"{part.mean().exp():.2f}" for part in (*losses.tensor_split(4), losses))
+
+
+def layers() -> None:
+    """The pools of models of these shapes, filled; nothing is computed."""
+    print("\nMB of keys and values in half precision that a text holds at most, read 512 tokens at a time\n")
+    print("| model | depth | all layers in a page | in groups | |\n|---|---|---|---|---|")
+    gemma3 = (("Gemma 3 270M", 18, 1, 256, 512, 6), ("Gemma 3 1B", 26, 1, 256, 512, 6), ("Gemma 3 4B", 34, 4, 256, 1024, 6))
+    shapes = (*gemma3, ("Gemma 2 2B", 26, 4, 256, 4096, 2))
+    for (name, count, heads, dim, near, every), depth in itertools.product(shapes, (512, 8192, 32_768)):
+        if name == "Gemma 2 2B" and depth > 8192:
+            continue
+        reach = Reach(windows=tuple(None if (i + 1) % every == 0 else near for i in range(count)))
+        shape = KVShape(count, heads, dim, torch.float16)
+        most = []
+        for groups in (together(count, reach), by_window(reach, count, 8192 if every == 2 else 32_768)):
+            pool = KVPool(shape, (depth + 512) * shape.bytes_per_token * 2, groups=groups, prefix_caching=False)
+            sequence, held = pool.start([0]), 0
+            for end in range(512, depth + 1, 512):
+                assert pool.reserve(sequence, end)
+                held = max(held, len(sequence.held) * pool.page_bytes)
+                pool.commit(sequence, [0] * 512)
+            most.append(held / 1e6)
+        print(f"| {name} | {depth:,} | {most[0]:.1f} | {most[1]:.1f} | {most[0] / most[1]:.1f} x |")
 
 
 def needle(model: str, budget: int, tries: int, length: int = 800) -> None:
@@ -167,6 +230,10 @@ def main() -> None:
             quality(options.model, options.tokens, options.budget)
         elif part == "stream":
             stream(options.model, options.stream, options.budget)
+        elif part == "window":
+            window(options.model, options.tokens, options.budget)
+        elif part == "layers":
+            layers()
         elif part == "needle":
             needle(options.model, options.budget, options.tries)
         else:

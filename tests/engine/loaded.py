@@ -42,8 +42,11 @@ class Model(TinyDecoder):
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, width: int, seed: int = 0, *, stop: int, script: Sequence[int] | None = None, prompt: int = 1, delay: float = 0.0) -> None:
-        super().__init__(seed, width)
+    def __init__(
+        self, width: int, seed: int = 0, *, stop: int, script: Sequence[int] | None = None, prompt: int = 1, delay: float = 0.0,
+        windows: tuple[int | None, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(seed, width, windows=windows)
         self.script, self.prompt, self.stop, self.delay = script, prompt, stop, delay
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Any, logits_for: RowSelection) -> torch.Tensor:
@@ -75,7 +78,7 @@ def loaded_model(folder: Path, *, specials: Sequence[str] = (), template: str = 
     config = ModelConfig(
         architecture="tiny", vocab_size=width, hidden_size=32, intermediate_size=32, num_layers=model.layers, num_heads=model.heads,
         num_kv_heads=model.kv, head_dim=model.dim, max_position=context, norm_eps=1e-5, activation="silu", tie_embeddings=False,
-        attention_scale=model.dim**-0.5, windows=(None,) * model.layers, ropes=(Rope(tuple(1 / 10**i for i in range(model.dim // 2))),),
+        attention_scale=model.dim**-0.5, windows=model.windows, ropes=(Rope(tuple(1 / 10**i for i in range(model.dim // 2))),),
         rope_of_layer=(0,) * model.layers, stop_token_ids=(stop,),
     )  # fmt: skip
     from agentkit.engine.models.chat_template import ChatTemplate

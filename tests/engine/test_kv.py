@@ -156,6 +156,16 @@ def test_truncating_never_touches_what_others_hold() -> None:
     pool.check_invariants()
 
 
+def test_a_failed_sequence_as_long_as_a_book_leaves_nothing() -> None:
+    pool = KVPool(KVShape(1, 1, 1), 2000 * 32 * 8)
+    ids = list(range(2000 * 32))
+    sequence = pool.start(ids)
+    assert pool.reserve(sequence, len(ids))
+    pool.commit(sequence, ids)
+    pool.release(sequence, keep=False)
+    assert pool.free_pages == 2000
+
+
 def test_a_failed_sequence_leaves_nothing() -> None:
     pool = make()
     finished(pool, list(range(40)))

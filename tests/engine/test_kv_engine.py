@@ -16,6 +16,7 @@ from tests.engine.loaded import loaded_model
 
 POLICIES = ["int8", "fp8", Window(64), Streaming(4, 64), Streaming(4, 64, format="int8")]
 PROMPT = list(range(100))
+ALTERNATING = "one layer of two with a window"
 
 
 @pytest.fixture
@@ -23,13 +24,16 @@ def make(tmp_path: Path) -> Callable[..., Engine]:
     engines: list[Engine] = []
 
     def build(kv: Any, context: int = 4096, **options: Any) -> Engine:
-        engines.append(Engine(loaded_model(tmp_path / "model", context=context), kv=kv, threads=1, seed=0, **options))
+        windows: tuple[int | None, ...] = ()
+        if kv == ALTERNATING:
+            kv, windows = "auto", (40, None)
+        engines.append(Engine(loaded_model(tmp_path / "model", context=context, windows=windows), kv=kv, threads=1, seed=0, **options))
         return engines[-1]
 
     return build
 
 
-@pytest.mark.parametrize("kv", POLICIES, ids=str)
+@pytest.mark.parametrize("kv", [*POLICIES, ALTERNATING], ids=str)
 def test_prefixes_pins_files_drafts_and_outputs(kv: Any, make: Callable[..., Engine], tmp_path: Path) -> None:
     """Whatever makes an answer cheaper leaves it as it is when all of it is computed anew, token by token."""
     file = tmp_path / "prefix.safetensors"
@@ -57,7 +61,7 @@ def test_a_prefix_file_of_another_policy_is_not_used(make: Callable[..., Engine]
     assert make("fp8", prefix_file=file).generate([*PROMPT, 7], max_tokens=1).usage.cached_tokens == 0
 
 
-@pytest.mark.parametrize("kv", [Window(64), Streaming(4, 64)], ids=str)
+@pytest.mark.parametrize("kv", [Window(64), Streaming(4, 64), ALTERNATING], ids=str)
 def test_many_at_once_with_little_memory_come_out_the_same(kv: Any, make: Callable[..., Engine]) -> None:
     prompts = [[i, *range(i, 60 + 7 * i)] for i in range(6)]
     roomy = make(kv, prefix_caching=False)
@@ -71,6 +75,23 @@ def test_many_at_once_with_little_memory_come_out_the_same(kv: Any, make: Callab
     found = [list(stream)[-1].generation for stream in streams]  # type: ignore[union-attr]
     assert [g.token_ids for g in found] == wanted
     assert sum(g.usage.preemptions for g in found) > 0
+
+
+def test_what_does_not_fit_is_told_with_what_would(make: Callable[..., Engine]) -> None:
+    page = make(Window(64))._scheduler.pool.page_bytes
+    message = rf"need 19 pages .* at a time, their windows .* there are 10, enough for 320 tokens; raise kv_memory to {19 * page} bytes"
+    with pytest.raises(ContextTooLong, match=message):
+        make(Window(64), kv_memory=10 * page).generate(PROMPT, max_tokens=500)
+    assert len(make(Window(64), kv_memory=19 * page).generate(PROMPT, max_tokens=500).token_ids) == 500
+
+
+def test_layers_with_windows_need_less_memory(make: Callable[..., Engine]) -> None:
+    engine = make(ALTERNATING, prefix_caching=False)
+    pool = engine._scheduler.pool
+    held = [pool.page_count - pool.free_pages for _ in engine.stream([1, 2, 3], max_tokens=1000)]
+    assert pool.groups.tables == 2
+    assert max(held) <= 32 + 3  # of one layer each
+    assert engine.stats().page_bytes * 2 == pool.shape.bytes_per_page
 
 
 def test_a_stream_runs_past_the_context_in_constant_memory(make: Callable[..., Engine]) -> None:

@@ -66,9 +66,13 @@ class ByteDetokenizer:
 class TinyDecoder:
     """A random decoder of two layers with the native contract; deterministic by seed."""
 
-    def __init__(self, seed: int = 0, width: int = WIDTH, *, layers: int = 2, heads: int = 4, kv: int = 2, dim: int = 8, softcap: float | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, width: int = WIDTH, *, layers: int = 2, heads: int = 4, kv: int = 2, dim: int = 8, softcap: float | None = None,
+        windows: tuple[int | None, ...] = (),
+    ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.layers, self.heads, self.kv, self.dim, self.softcap = layers, heads, kv, dim, softcap
+        self.windows = windows or (None,) * layers
         hidden = heads * dim
         self.embed = torch.randn(width, hidden, generator=generator)
         self.weights = [[torch.randn(n, hidden, generator=generator) / hidden**0.5 for n in (hidden, kv * dim, kv * dim, hidden)] for _ in range(layers)]
@@ -83,7 +87,7 @@ class TinyDecoder:
             normed = functional.layer_norm(x, x.shape[1:])
             q = (normed @ wq.T).view(-1, self.heads, self.dim)
             k, v = ((normed @ w.T).view(-1, self.kv, self.dim) for w in (wk, wv))
-            x = x + attend(layer, q, k, v, window=None, scale=self.dim**-0.5, softcap=self.softcap).flatten(1) @ wo.T
+            x = x + attend(layer, q, k, v, window=self.windows[layer], scale=self.dim**-0.5, softcap=self.softcap).flatten(1) @ wo.T
         return functional.layer_norm(x[logits_for], x.shape[1:]) @ self.head.T
 
 

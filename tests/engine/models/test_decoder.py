@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv_groups import by_window
+from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import read_config
 from agentkit.engine.models.reference_attention import ReferenceCache, greedy, run
 from agentkit.engine.models.tensors import TensorFolder
 from agentkit.engine.models.weights import build_decoder
+from agentkit.engine.runner import Span, TorchRunner
 
 SMALL = {
     "vocab_size": 211,
@@ -95,6 +99,24 @@ def test_logits_equal_the_reference_implementation(pair: tuple[Any, Decoder]) ->
     expected = theirs(torch.tensor([ids])).logits[0]
     assert expected.std() > 0.1
     assert relative(run(ours, ReferenceCache(ours.config, 100), ids), expected) < 1e-3
+
+
+@torch.no_grad()
+def test_pages_by_groups_of_layers_give_the_reference_logits(pair: tuple[Any, Decoder]) -> None:
+    """Over the pages of an engine; Gemma 2 and 3 and a Qwen2 with windows in some layers need fewer of them."""
+    theirs, ours = pair
+    ids, c = prompt(1, 250), ours.config
+    groups = by_window(reach_of("auto", c), c.num_layers, 4096)
+    pool = KVPool(KVShape(c.num_layers, c.num_kv_heads, c.head_dim), 1 << 22, reach=reach_of("auto", c), groups=groups)
+    sequence, runner, rows = pool.start(ids), TorchRunner(ours, pool), []
+    for start, end in ((0, 33), (33, 34), (34, 100), (100, 163), (163, 250)):
+        assert pool.reserve(sequence, end)
+        rows.append(torch.from_numpy(runner.execute([Span(sequence, tuple(ids[start:end]), rows=end - start)])[0]))
+        pool.check_invariants()
+    assert relative(torch.cat(rows), theirs(torch.tensor([ids])).logits[0]) < 1e-3
+    mixed = len(set(c.windows)) > 1
+    assert (groups.tables > 1) == mixed
+    assert len(sequence.held) == (sum(len(group.tables) * (8 if group.kept is None else 1) for group in groups.groups) if mixed or set(c.windows) == {8} else 8)
 
 
 @torch.no_grad()

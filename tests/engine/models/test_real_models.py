@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from agentkit.engine import Engine
 from agentkit.engine.models.chat_template import ChatTemplate
 from agentkit.engine.models.loader import LoadedModel, load_model
 from agentkit.engine.models.reference_attention import ReferenceCache, greedy, run
 from agentkit.engine.models.tokenizer import Tokenizer
+from agentkit.engine.runner import Span
 from tests.engine.models.fixtures import gemma3_folder, smollm2
 
 __all__ = ["gemma3_folder", "smollm2"]
@@ -77,6 +79,21 @@ def test_gemma3_equals_the_reference_implementation(gemma3_folder: Path) -> None
     with torch.no_grad():
         expected = reference(gemma3_folder)(torch.tensor([long])).logits[0]
         ours = run(loaded.model, ReferenceCache(loaded.config, len(long)), long)
+    assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
+@pytest.mark.slow
+def test_gemma3_keeps_of_its_windows_what_they_need(gemma3_folder: Path) -> None:
+    """Fifteen of its eighteen layers see 512 tokens: logits over pages of two groups, long after the windows' first pages are gone."""
+    with Engine(str(gemma3_folder), weights="fp32", speculation="off") as engine, torch.no_grad():
+        pool, runner = engine._scheduler.pool, engine._scheduler.runner
+        ids = (engine.tokenizer.encode(" ".join(PROMPTS), bos=True) * 20)[:1500]
+        sequence, rows = pool.start(ids), []
+        for start in range(0, 1500, 300):
+            assert pool.reserve(sequence, start + 300)
+            rows.append(torch.from_numpy(runner.execute([Span(sequence, tuple(ids[start : start + 300]), rows=300)])[0]))
+        assert len(sequence.held) == 47 + 5 * (47 - (1500 - 512 + 1) // 32)
+        ours, expected = torch.cat(rows), reference(gemma3_folder)(torch.tensor([ids])).logits[0]
     assert float((ours - expected).abs().max() / expected.abs().max()) < 1e-3
 
 
