@@ -24,7 +24,8 @@ from agentkit.engine.kv_policy import Reach
 from agentkit.engine.kv_sequence import GONE, KVSequence, KVShape
 from agentkit.engine.kv_store import KVStore
 from agentkit.engine.pages import PageAllocator
-from agentkit.engine.prefix import Digest, Node, PrefixTree, blake
+from agentkit.engine.prefix import PrefixTree
+from agentkit.engine.prefix_node import Digest, Node, blake
 
 __all__ = ["PAGE", "KVPool", "KVSequence", "KVShape", "pages_for"]
 

@@ -17,7 +17,8 @@ from agentkit.engine.kv_policy import STEP
 from agentkit.engine.kv_sequence import GONE, KVSequence
 from agentkit.engine.kv_store import KVStore
 from agentkit.engine.pages import PageAllocator
-from agentkit.engine.prefix import Node, PrefixTree
+from agentkit.engine.prefix import PrefixTree
+from agentkit.engine.prefix_node import Node
 
 LOADER = 1
 """Number of whoever puts pages there that no sequence computed."""

@@ -13,7 +13,7 @@ import torch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.kv_groups import PageGroups, pages_for
-from agentkit.engine.prefix import Node
+from agentkit.engine.prefix_node import Node
 
 GONE = -1
 """Stands in a sequence's list for a page that it has given back."""

@@ -14,8 +14,8 @@ from types import TracebackType
 
 from agentkit.engine.kv import PAGE, KVPool
 from agentkit.engine.loop import EngineLoop
-from agentkit.engine.prefix import Node, domain
 from agentkit.engine.prefix_file import is_meant_for, load_prefixes, save_prefixes
+from agentkit.engine.prefix_node import Node, domain
 from agentkit.engine.request import Outcome, Request, TokenEvent
 from agentkit.errors import EngineError
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from agentkit.engine.kv import KVPool
-from agentkit.engine.prefix import Node, domain
+from agentkit.engine.prefix_node import Node, domain
 from agentkit.errors import EngineError
 
 _FAMILY = "agentkit-prefix-"

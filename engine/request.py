@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.prefix import Node, domain
+from agentkit.engine.prefix_node import Node, domain
 from agentkit.engine.text import OutputText
 from agentkit.errors import AgentKitError, EngineError
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from agentkit.engine.kv import KVPool, KVSequence
-from agentkit.engine.prefix import common_prefix
+from agentkit.engine.prefix_node import common_prefix
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.sampling import sample
 from agentkit.engine.speculation.proposer import Draftable

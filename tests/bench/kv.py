@@ -98,26 +98,21 @@ def quality(model: str, tokens: int, budget: int) -> None:
         print(f"| {kv} | {size:,} | {max(held) / 1e6:.1f} | {perplexity:.3f} | {divergence:.1e} | {same:.1%} | {speed:.0f} |", flush=True)
 
 
-def stream(model: str, tokens: int, budget: int) -> None:
-    print(f"\n{tokens} tokens as one text, perplexity of each tenth\n")
-    print(f"| kv | MB held at most, by tenths | {' | '.join(f'to {tokens * (i + 1) // 10}' for i in range(10))} |\n|---|---|{'---|' * 10}")
-    for kv in (Streaming(0, budget), Streaming(4, budget - 4)):
+def stream(model: str, tokens: int, budget: int, sinks: Sequence[int]) -> None:
+    print(f"\n{tokens} tokens as one text, each tenth on its own\n\n| kv | to token | perplexity | MB held at most |\n|---|---|---|---|")
+    for count in sinks:
+        kv = Streaming(count, budget - count)
         with open_engine(model, kv) as engine:
-            ids = text_of(engine, tokens)
-            losses: list[float] = []
-            held = [0] * 10
-            start = time.perf_counter()
-            for logits, now in read(engine, ids):
-                at = len(losses)
+            ids, losses, most, done = text_of(engine, tokens), [], 0, 0  # type: ignore[var-annotated]
+            for logits, held in read(engine, ids):
+                at, most = done + len(losses), max(most, held)
                 log = torch.from_numpy(logits).log_softmax(-1)
                 following = torch.tensor(ids[at + 1 : at + 1 + len(log)])
                 losses += (-log[: len(following)].gather(1, following.unsqueeze(1)).squeeze(1)).tolist()
-                tenth = min(9, 10 * at // tokens)
-                held[tenth] = max(held[tenth], now)
-                if 10 * len(losses) // tokens > tenth:
-                    print(f"{kv}: {len(losses)} tokens after {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-        tenths = [math.exp(float(part.mean())) for part in np.array_split(np.array(losses), 10)]
-        print(f"| {kv} | {' '.join(f'{size / 1e6:.1f}' for size in held)} | {' | '.join(f'{p:.4g}' for p in tenths)} |", flush=True)
+                if len(losses) >= tokens // 10 or at + len(log) == tokens:
+                    done += len(losses)
+                    print(f"| {kv} | {done} | {math.exp(sum(losses) / len(losses)):.2f} | {most / 1e6:.1f} |", flush=True)
+                    losses, most = [], 0
 
 
 def window(model: str, tokens: int, budget: int) -> None:
@@ -219,6 +214,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--stream", type=int, default=20_000)
+    parser.add_argument("--sinks", nargs="+", type=int, default=[4, 0], help="of the stream, one run for each")
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--questions", type=int, default=30)
     parser.add_argument("--tries", type=int, default=4, help="code words per depth")
@@ -229,7 +225,7 @@ def main() -> None:
         if part == "quality":
             quality(options.model, options.tokens, options.budget)
         elif part == "stream":
-            stream(options.model, options.stream, options.budget)
+            stream(options.model, options.stream, options.budget, options.sinks)
         elif part == "window":
             window(options.model, options.tokens, options.budget)
         elif part == "layers":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentkit.engine.prefix import Node
+from agentkit.engine.prefix_node import Node
 from agentkit.engine.scheduler import Limits
 from agentkit.errors import ContextTooLong
 from tests.engine.tiny import Bench, TinyDecoder, greedy_without_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentkit.engine.kv import KVPool, KVShape
-from agentkit.engine.prefix import domain
+from agentkit.engine.prefix_node import domain
 from tests.engine.cases.support import case
 from tests.engine.tiny import Bench, TinyDecoder
 
