@@ -13,11 +13,11 @@ from typing import Any
 
 from agentkit.errors import GrammarTooComplex
 from agentkit.grammars.frontends.json_schema import keywords as kw
-from agentkit.grammars.frontends.json_schema.algebra import complement, product
+from agentkit.grammars.frontends.json_schema.algebra import FEW, complement, product
 from agentkit.grammars.frontends.json_schema.document import Document, Location, escape
 from agentkit.grammars.frontends.json_schema.enums import shapes_of_values
 from agentkit.grammars.frontends.json_schema.evaluated import enforce_unevaluated
-from agentkit.grammars.frontends.json_schema.logic import apply_logic
+from agentkit.grammars.frontends.json_schema.logic import alive, apply_logic
 from agentkit.grammars.frontends.json_schema.members import array_shape, object_shape
 from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRING, INTEGERS, WHOLE, numbers_from, strings_from
 from agentkit.grammars.frontends.json_schema.shapes import ANY_ARRAY, ANY_BOOLEAN, ANY_NULL, ANY_OBJECT, ANYTHING, Shape
@@ -149,18 +149,23 @@ class Expander:
     def narrow(self, shapes: Sequence[Shape], t: Type) -> Sequence[Shape]:
         """`shapes` intersected with a type. A oneOf in it is worked out within `shapes`, where its branches may be plainly disjoint."""
         if t.op != ATOM or t.busy or t.source is None or isinstance(t.source, Value) or t.mask & kw.UNEVALUATED or "oneOf" not in t.source.schema:
-            return product(shapes, self.expand(t), self.types)
+            return self.met(shapes, self.expand(t))
         self._enter(t)
         try:
             return self._schema(t.source, t.mask, shapes)
         finally:
             self._leave(t)
 
+    def met(self, left: Sequence[Shape], right: Sequence[Shape]) -> Sequence[Shape]:
+        """Intersection of two unions; where it has more members than either, those that plainly hold nothing are dropped before the next one."""
+        made = product(left, right, self.types)
+        return alive(self, made) if len(made) > max(len(left), len(right), FEW) else made
+
     def _work_out(self, t: Type) -> Sequence[Shape]:
         if t.op == BOTH:
             shapes: Sequence[Shape] = ANYTHING
             for part in t.parts:
-                shapes = product(shapes, self.expand(part), self.types)
+                shapes = self.met(shapes, self.expand(part))
             return shapes
         if t.op == EITHER:
             return list(dict.fromkeys(s for part in t.parts for s in self.expand(part)))

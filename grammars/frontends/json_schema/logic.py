@@ -210,8 +210,14 @@ def _conditional(x: Expander, at: Location, shapes: Sequence[Shape]) -> Sequence
 
 
 def _depends(x: Expander, shapes: Sequence[Shape], name: str, then: Sequence[Shape]) -> Sequence[Shape]:
-    """Objects with the property `name` must be in `then`."""
+    """Objects with the property `name` must be in `then`.
+
+    Without it they may be in `then` too: alternatives that overlap are often parts of each other, and then one of them is dropped, so that
+    many dependencies on one property stay as few as its values. What was evaluated is told by disjoint ones only.
+    """
     others = [s for s in ANYTHING if s.kind != OBJECT]
+    if not x.tracking:
+        return x.met(shapes, [*others, Object({name: FALSE}), *(s for s in then if s.kind == OBJECT)])
     present: list[Shape] = [Object({name: TRUE}, frozenset((name,)))]
     return product(shapes, [*others, Object({name: FALSE}), *product(present, then, x.types)], x.types)
 

@@ -204,3 +204,30 @@ def test_sixty_levels_compile_to_a_program_of_proportional_size() -> None:
         return len(compile_schema(deep).program.code)
 
     assert nested(60) - nested(50) == nested(50) - nested(40)
+
+
+def test_many_conditions_on_one_property_stay_as_few_as_its_values() -> None:
+    """A tagged union written as conditions: twenty of them combine in 2**20 ways, of which twenty can hold."""
+    tags = [f"t{i}" for i in range(20)]
+    branches = [{"if": {"properties": {"tag": {"const": t}}}, "then": {"properties": {t: INTEGER}, "required": [t]}} for t in tags]
+    schema = {"type": "object", "properties": {"tag": {"enum": tags}}, "required": ["tag"], "allOf": branches}
+    check(
+        schema,
+        ['{"tag":"t0","t0":1}', '{"tag":"t19","t19":1,"t3":"x"}'],
+        ['{"tag":"t0"}', '{"tag":"t0","t1":1}', '{"tag":"t19","t19":"x"}', '{"tag":"t20","t20":1}', '{"t0":1}'],
+    )
+
+
+def test_many_dependencies_on_one_property_stay_few() -> None:
+    names = [f"n{i}" for i in range(24)]
+    for keyword, then in (
+        ("dependencies", {"properties": {"kind": {"const": "a"}}}),
+        ("dependentSchemas", {"required": ["kind"]}),
+        ("dependentRequired", ["kind"]),
+    ):
+        schema = {**obj(None, kind={"enum": ["a", "b"]}), keyword: dict.fromkeys(names, then)}
+        bad = ['{"kind":"b","n3":1}'] if keyword == "dependencies" else ['{"n3":1}', '{"n0":1,"n1":2}']
+        check(schema, ["{}", '{"kind":"b"}', '{"kind":"a","n0":1,"n23":2}'], ['{"kind":"c"}', *bad])
+        evaluated = {**schema, "unevaluatedProperties": False}
+        if keyword == "dependentSchemas":  # `required` evaluates nothing
+            check({**evaluated, keyword: {"n0": {"properties": {"n0": True}, "required": ["kind"]}}}, ['{"kind":"a","n0":1}'], ['{"n0":1}', '{"n1":1}'])
