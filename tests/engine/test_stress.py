@@ -1,4 +1,8 @@
-"""Many requests of every kind through a tiny memory: nothing is lost, everything adds up, and outputs are those of lone runs."""
+"""Many requests of every kind through a tiny memory: nothing is lost, everything adds up, and outputs are those of lone runs.
+
+To the last token: the model is in blocks, whose kernels keep one order of sums whatever runs beside. The same over a model in float32 by
+torch, which has no such order, may differ where rounding decides.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,23 @@ import random
 
 import pytest
 
+from agentkit.engine.kernels.library import supported
 from agentkit.engine.request import Request
 from agentkit.engine.sampling import uniform
 from agentkit.engine.scheduler import Limits
+from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import AgentKitError
-from tests.engine.tiny import Bench, TextsMatcher, TinyDecoder, logits_without_cache
+from tests.engine.kernels.models import decoder, quantised
+from tests.engine.tiny import WIDTH, Bench, TextsMatcher, TinyDecoder, logits_without_cache
 
 TEXTS = [b'{"ok":true}', b'{"ok":false}', b'{"no":[1,2,3]}', b"ababab"]
 
 
-def run(count: int, pages: int, seed: int) -> None:
+def run(model: TinyDecoder | PackedDecoder, count: int, pages: int, seed: int) -> list[tuple[Request, Request]]:
+    """`count` requests at once. Returns those that differ from their lone runs, with these."""
     rng = random.Random(seed)
     limits = Limits(max_running=rng.choice([3, 6, 12]), max_queue=count, step_tokens=rng.choice([32, 96, 256]), mixed_step_tokens=rng.choice([16, 64]))
-    bench = Bench(TinyDecoder(), pages=pages, limits=limits)
+    bench = Bench(model, pages=pages, limits=limits)
     bases = [[rng.randrange(250) for _ in range(70)] for _ in range(3)]
     requests: list[Request] = []
     options: list[dict[str, float | int | str | None]] = []
@@ -43,7 +51,7 @@ def run(count: int, pages: int, seed: int) -> None:
     assert bench.pool.live_pages == 0
     assert bench.pool.free_pages + bench.pool.tree.evictable == bench.pool.page_count
     assert sum(r.preemptions for r in requests) > 0
-    ties = 0
+    different = []
     for request, chosen in zip(requests, options, strict=True):
         ends = [e for e in bench.heard(request) if not hasattr(e, "forced")]
         assert len(ends) == 1
@@ -52,11 +60,10 @@ def run(count: int, pages: int, seed: int) -> None:
             assert isinstance(request.error, AgentKitError)
             continue
         grammar = chosen.pop("grammar")
-        alone = Bench(bench.model, pages=64).complete(request.prompt, TextsMatcher(TEXTS) if grammar else None, **chosen)
+        alone = Bench(model, pages=64).complete(request.prompt, TextsMatcher(TEXTS) if grammar else None, **chosen)
         if alone.tokens != request.tokens:
-            ties += 1
-            assert is_tie(bench.model, request, alone)
-    assert ties <= 1 + count // 500  # rounding decides about one in 50,000 tokens
+            different.append((request, alone))
+    return different
 
 
 def is_tie(model: TinyDecoder, request: Request, alone: Request) -> bool:
@@ -74,12 +81,27 @@ def is_tie(model: TinyDecoder, request: Request, alone: Request) -> bool:
     return request.matcher is None and max(abs(float(reached[low]) - u), abs(float(reached[high - 1]) - u)) < 1e-4
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_few_hundred_requests(seed: int) -> None:
-    run(60, 9, seed)
+def test_a_few_dozen_requests_in_float32() -> None:
+    model = TinyDecoder()
+    different = run(model, 60, 9, 1)
+    assert len(different) <= 1
+    assert all(is_tie(model, request, alone) for request, alone in different)
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDecoder:
+    if not supported():
+        pytest.skip("this processor does not run the kernels that keep one order of sums")
+    plain = decoder(layers=2, heads=4, dim=16, vocabulary=WIDTH)
+    plain.head.weight.mul_(3)  # choices, not repetition
+    return quantised(plain)[0]
+
+
+def test_a_few_dozen_requests(packed: PackedDecoder) -> None:
+    assert run(packed, 60, 9, 2) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_two_thousand_requests(seed: int) -> None:
-    run(500, [8, 10, 14, 24][seed], 10 + seed)
+def test_two_thousand_requests(packed: PackedDecoder, seed: int) -> None:
+    assert run(packed, 500, [8, 10, 14, 24][seed], 10 + seed) == []
