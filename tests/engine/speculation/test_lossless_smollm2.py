@@ -61,7 +61,7 @@ def smollm2(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def _asked(engine: Engine, prompt: Prompt, most: int) -> Generation:
-    return ask(engine, prompt, max_tokens=most)
+    return ask(engine, prompt, max_tokens=most, budget_guard=False, allow_truncated=True)
 
 
 def _generated(engine: Engine, prompt: str, most: int, grammar: Grammar | None = None) -> Generation:
@@ -80,7 +80,7 @@ def two_hundred(shared: Path) -> list[Job]:
     prompts += islice(made_up(seed=6), 40)
     for i, prompt in enumerate(prompts):
         with_tools = i < 60 or (i % 2 == 0 and i >= 100)
-        found.append(partial(_asked, prompt=prompt if with_tools else Prompt(prompt.messages), most=256 if with_tools else LENGTHS[i % 4]))
+        found.append(partial(_asked, prompt=prompt if with_tools else Prompt(prompt.messages), most=LENGTHS[i % 4]))
     topics = [" ".join(text.split()) for _, text in sorted(pydoc_data.topics.topics.items()) if len(text) > 800]
     for i, text in enumerate(topics[:40]):
         found.append(partial(_generated, prompt=f"{text[:600]}\n\n{text[:60]}" if i % 2 else text[:400], most=LENGTHS[i % 4]))
@@ -95,6 +95,7 @@ def test_a_few_prompts(smollm2: Subject, setting: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_two_hundred_prompts(smollm2: Subject, shared: Path, setting: str) -> None:
     found = smollm2.check(smollm2.speculator(setting), "two hundred", two_hundred(shared))
@@ -105,16 +106,18 @@ def test_two_hundred_prompts(smollm2: Subject, shared: Path, setting: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_verifier_that_believes_likely_guesses_is_caught(smollm2: Subject, shared: Path) -> None:
     with pytest.raises(AssertionError, match="say something else"):
-        smollm2.check(Credulous(NgramProposer(), Eager(StepCosts()), 4), "two hundred", two_hundred(shared))
+        smollm2.check(Credulous(NgramProposer(), Eager(StepCosts()), 4), "sixteen", two_hundred(shared)[20:36])
 
 
 # -- sampled outputs, with other seeds: the same distribution ---------------------------------------------------------
 
 COLOURS = "red blue red red blue green red blue red green blue red red blue green red blue red red"
-SAMPLES = 600
+SAMPLES = 400
 GRAMMARS = {"free": None, "grammar": Grammar.from_regex("( red| blue| green| very dark red){4}")}
+DRAFTED = {"free": ("ngram", "draft", "eagle"), "grammar": ("ngram", "self", "medusa")}  # lookahead has nothing to guess from within four tokens
 
 
 def outcomes(engine: Engine, seeds: range, grammar: Grammar | None, temperature: float = 1.0) -> Counter[str]:
@@ -148,6 +151,7 @@ def likelihood_of_one_source(a: Counter[str], b: Counter[str], rounds: int = 400
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_sampled_outputs_have_the_same_distribution(smollm2: Subject, kind: str) -> None:
     engine, grammar = smollm2.engine, GRAMMARS[kind]
@@ -157,7 +161,7 @@ def test_sampled_outputs_have_the_same_distribution(smollm2: Subject, kind: str)
     assert likelihood_of_one_source(plain, outcomes(engine, seeds, grammar, temperature=0.7)) < 0.001, "another temperature is not seen"
     engine.speculate(Credulous(NgramProposer(), Eager(StepCosts()), 4))
     assert likelihood_of_one_source(plain, outcomes(engine, seeds, grammar)) < 0.001, "a wrong verifier is not seen"
-    for setting in ("ngram", "self", "draft", "medusa", "eagle"):  # lookahead has nothing to guess from within four tokens
+    for setting in DRAFTED[kind]:
         engine.speculate(smollm2.speculator(setting))
         before = engine.stats().drafted_tokens
         p = likelihood_of_one_source(plain, outcomes(engine, seeds, grammar))
