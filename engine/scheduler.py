@@ -209,10 +209,11 @@ class Scheduler:
         plan: list[tuple[Request, Span]] = []
         shares = sorted(self._shares(), key=lambda share: share[0].rank)
         size = sum(count for _, count in shares)
+        beside = sum(request.computed + count == len(request.tokens) for request, count in shares)
         for request, count in shares:
             if request.state is State.RUNNING and self._reserve(request, count):
                 request.served = self._steps
-                span = self._span(request, count, size)
+                span = self._span(request, count, size, beside)
                 size += span.size - count
                 plan.append((request, span))
         return plan
@@ -298,12 +299,15 @@ class Scheduler:
             return False
         return not self._queue or self.active >= self._limits.max_running
 
-    def _span(self, request: Request, count: int, size: int) -> Span:
-        """The next `count` tokens of a request, with a draft behind them if they are all that is known. size: tokens of the step so far."""
+    def _span(self, request: Request, count: int, size: int, beside: int) -> Span:
+        """The next `count` tokens of a request, with a draft behind them if they are all that is known.
+
+        size: tokens of the step so far.   beside: requests that choose a token in it.
+        """
         assert request.sequence is not None
         start = request.computed
         tokens, last = tuple(request.tokens[start : start + count]), start + count == len(request.tokens) and not request.prefill_only
-        draft = self._speculator.draft(request, size) if self._speculator is not None and last and not request.siblings else None
+        draft = self._speculator.draft(request, size, beside) if self._speculator is not None and last and not request.siblings else None
         if draft is not None and not self.pool.reserve(request.sequence, start + count + len(draft)):
             draft = None  # guesses take nobody's memory
         states, sink = self._speculator.watch(request, draft, count) if self._speculator is not None and last else (0, None)

@@ -20,7 +20,7 @@ def constrain(tree: TokenTree, matcher: Matcher, output: list[int], limit: int) 
 
     matcher: stands behind `output`, the tokens generated so far; it is moved and brought back.
     """
-    out = TokenTree(tree.confidence)
+    out = TokenTree()
 
     def visit(old: int, new: int, text: list[int]) -> None:
         for child in tree.children(old):
@@ -34,7 +34,7 @@ def constrain(tree: TokenTree, matcher: Matcher, output: list[int], limit: int) 
                 matcher.rollback(1)
                 continue
             run = matcher.forced_tokens([*text, token])[: limit - len(out) - 1]
-            node, guess = out.add(new, token, chance=tree.chances[child]), child
+            node, guess = tree.copy(child, out, new), child
             for forced in run:
                 matcher.accept(forced)
                 node = out.add(node, forced, forced=True)

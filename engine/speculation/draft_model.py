@@ -117,9 +117,7 @@ def decode_ahead(guesser: Guesser, request: Draftable, limit: int, vocab_size: i
             token, sure = _choose(logits, request, len(known) - len(request.prompt), vocab_size)
             if token in stop_ids or sure < LEAST:
                 break
-            if not len(tree):
-                tree.confidence = int(sure * 9.999)
-            node = tree.add(node, token)
+            node = tree.add(node, token, kind=int(sure * 9.999))
             run = [token]
             if matcher is not None:
                 matcher.accept(token)

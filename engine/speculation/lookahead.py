@@ -63,9 +63,9 @@ class LookaheadProposer:
             recent = request.tokens[-self._window :]
             state = request.draft_state = _State(levels=[[recent[i % len(recent)] for i in range(self._window)]])
         tails = state.pool.after(request.tokens[-1])[: self._verify]
-        tree = TokenTree(confidence=1 if tails else 0)
+        tree = TokenTree()
         for tail in tails:
-            tree.extend(ROOT, tail[: limit - len(tree)])
+            tree.extend(ROOT, tail[: limit - len(tree)], kind=1)
         state.columns = []
         if len(tree) + self._window * len(state.levels) <= limit:
             trunk = ROOT

@@ -2,7 +2,8 @@
 
 Input: the tokens of a request, prompt, tool results and output alike. A suffix automaton (Blumer et al. 1985) over them is
 kept up to date token by token, O(1) amortised each; it knows the longest ending that occurred before and where. The idea is
-prompt lookup decoding (Saxena 2023), the index that of SAM decoding (arXiv:2411.10666). Knows nothing of models or grammars.
+prompt lookup decoding (Saxena 2023), the index that of SAM decoding (arXiv:2411.10666). How sure a guess is, the automaton tells, too: by how
+long the match is, and by how long an ending has ever been followed by something else. Knows nothing of models or grammars.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 
 from agentkit.engine.speculation.proposer import Draftable
 from agentkit.engine.speculation.tree import ROOT, TokenTree
-
-MIN_MATCH = 1  # tokens; Pace finds out whether short matches pay
 
 
 class SuffixIndex:
@@ -69,19 +68,35 @@ class SuffixIndex:
         if state > 0:
             self._last[state] = len(self.tokens)
 
-    def matches(self) -> list[tuple[int, int]]:
-        """(end, length) of earlier occurrences of the sequence's endings, the longest ending first, one place each.
-
-        tokens[end - length : end] is that ending, and tokens[end:] what followed then.
-        """
-        found: list[tuple[int, int]] = []
+    def match(self) -> tuple[int, int] | None:
+        """(end, length) of an earlier occurrence of the longest ending that has one: tokens[end - length : end] is that ending."""
         state = self._link[self._whole]
-        while state > 0:
-            end = self._last[state]
-            if end < len(self.tokens):
-                found.append((end, self._length[state]))
-            state = self._link[state]
-        return found
+        if state <= 0 or self._last[state] == len(self.tokens):
+            return None
+        return self._last[state], self._length[state]
+
+    def following(self, limit: int) -> list[tuple[int, int, int]]:
+        """What followed the match, at most `limit` tokens, as it would go on if it came so again: where it runs into the end, from the beginning.
+
+        Each as (token, length of the match by then, length of the longest ending by then that also has been followed by other tokens).
+        """
+        found = self.match()
+        if found is None:
+            return []
+        end, length = found
+        period = len(self.tokens) - end
+        out: list[tuple[int, int, int]] = []
+        state = self._link[self._whole]
+        for i in range(limit):
+            token = self.tokens[end + i % period]
+            doubtful = state
+            while doubtful > 0 and len(self._next[doubtful]) < 2:
+                doubtful = self._link[doubtful]
+            out.append((token, length + i, min(self._length[doubtful], length + i)))
+            while token not in self._next[state]:
+                state = self._link[state]
+            state = self._next[state][token]
+        return out
 
 
 @dataclass
@@ -90,14 +105,11 @@ class _State:
 
 
 class NgramProposer:
-    """Guesses that the text goes on as it did after the longest earlier match, and in a second branch after a shorter one."""
+    """Guesses that the text goes on as it did after the longest earlier match."""
 
     name = "ngram"
     features = 0
     wants_choices = False
-
-    def __init__(self, branches: int = 2) -> None:
-        self._branches = branches
 
     def propose(self, request: Draftable, limit: int) -> TokenTree:
         state = request.draft_state
@@ -107,12 +119,9 @@ class NgramProposer:
         if index.tokens != request.tokens[: len(index.tokens)]:
             index = state.index = SuffixIndex()  # the request was rewound
         index.extend(request.tokens[len(index.tokens) :])
-        matches = [m for m in index.matches() if m[1] >= MIN_MATCH]
-        if not matches:
-            return TokenTree()
-        tree = TokenTree(confidence=matches[0][1].bit_length())
-        for end, _ in matches[: self._branches]:
-            tree.extend(ROOT, index.tokens[end : end + limit - len(tree)])
+        tree, node = TokenTree(), ROOT
+        for token, match, doubtful in index.following(limit):
+            node = tree.add(node, token, kind=_kind(match, doubtful))
         return tree
 
     def observe(self, request: Draftable, tree: TokenTree, chosen: Sequence[int]) -> None:
@@ -120,3 +129,8 @@ class NgramProposer:
 
     def release(self, request: Draftable) -> None:
         request.draft_state = None
+
+
+def _kind(match: int, doubtful: int) -> int:
+    """By how much longer the match is than what has been followed otherwise, and by how long that is."""
+    return 8 * min((match - doubtful).bit_length(), 6) + 7 - min(doubtful.bit_length(), 4)

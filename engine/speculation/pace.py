@@ -1,14 +1,16 @@
 """How many guesses are worth their cost: from how often they came true and what a forward of more tokens takes here.
 
-Inputs: outcomes of past drafts by their kind, seconds of past forwards by their number of tokens, and seconds of proposing. With
-probability a that the next guess holds, k guesses give 1 + a + ... + a^k tokens for C(k + 1) seconds instead of one for C(1)
-(Leviathan et al. 2023, arXiv:2211.17192); beside other requests, B - 1 more tokens on both sides. `Pace.depth` picks the best k,
-and 0 where none pays. Kinds that do not pay are tried again now and then, at a cost below one percent. Knows nothing of proposers, models or requests.
+Inputs: which guesses held, by kind, seconds of past forwards by their number of tokens, and seconds of proposing. With probability a
+that the next guess holds, k guesses give 1 + a + ... + a^k tokens for C(k + 1) seconds instead of one for C(1) (Leviathan et al. 2023,
+arXiv:2211.17192). Here every guess has a chance of its own, which grows along a match; B requests that decode together give B tokens for C(B)
+without drafts; and whatever else is in the step (forced runs, prompts) has to be computed anyway, so that guesses pay only for what they add to it.
+`Pace.depth` picks the best k, and 0 where none pays. Kinds that do not pay are tried again now and then, at a cost below one percent.
+Knows nothing of proposers, models or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BLEND = 0.2  # weight of a new timing in what a size costs beside the line
@@ -17,11 +19,15 @@ OUTLIER = 3.0  # a timing counts for at most this many times what was expected
 MEMORY = 0.97  # weight that an old outcome keeps with each new one: some thirty outcomes count
 PROBE_EVERY = 64  # opportunities of a kind that does not pay, of which one is tried
 PRIOR = 0.6  # share of guesses that come true, before anything is known
+TRUST = 5.0  # outcomes that this is worth
 CHEAP = 0.005  # share of a forward that asking may always cost
 FIRST = 4  # guesses asked for before anything is known
 MARGIN = 1.03  # expected gain below which drafting is not worth the noise
 PRIOR_SLOPE = 0.2  # cost of one more token, in forwards of one token, before anything was measured
 LARGEST = 64  # tokens of a forward whose cost is recorded
+
+Kind = tuple[str, int]
+"""A proposer's name, and one of the kinds of guesses that it tells apart."""
 
 
 class StepCosts:
@@ -52,9 +58,9 @@ class StepCosts:
     def known(self) -> bool:
         return self._count > 0
 
-    def ratio(self, more: int, base: int = 1) -> float:
-        """Cost of base + more in that of `base`; never below 1."""
-        return max(1.0, self.seconds(base + more) / self.seconds(base))
+    def extra(self, more: int, base: int = 1) -> float:
+        """Seconds that `more` add to `base`; never below 0."""
+        return max(0.0, self.seconds(base + more) - self.seconds(base))
 
     def table(self) -> dict[int, float]:
         """Estimated seconds of the sizes that occurred."""
@@ -77,7 +83,7 @@ class StepCosts:
 @dataclass
 class _Kind:
     held: float
-    asked: float = 2.0
+    asked: float = TRUST
     passed_over: int = 0
 
 
@@ -87,21 +93,21 @@ class Pace:
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
         self.asking = StepCosts()
-        self._kinds: dict[Hashable, _Kind] = {}
-        self._all = _Kind(2.0 * PRIOR)
+        self._kinds: dict[Kind, _Kind] = {}
+        self._all = _Kind(TRUST * PRIOR)
         self._idle = 0  # opportunities in a row for which nothing was proposed
         self._saved = 0.5  # forwards that a draft was lately expected to save
         self._lately = 1.0  # guesses of a draft lately
 
-    def acceptance(self, kind: Hashable) -> float:
-        """Estimated probability that the next guess of this kind holds."""
+    def acceptance(self, kind: Kind) -> float:
+        """Estimated probability that a guess of this kind holds, if what it builds on does."""
         book = self._book(kind)
         return book.held / book.asked
 
-    def _book(self, kind: Hashable) -> _Kind:
+    def _book(self, kind: Kind) -> _Kind:
         """A new kind is thought to be between the others and a mild optimism, so that it is tried."""
         if kind not in self._kinds:
-            self._kinds[kind] = _Kind(PRIOR + self._all.held / self._all.asked)
+            self._kinds[kind] = _Kind(TRUST * (PRIOR + self._all.held / self._all.asked) / 2)
         return self._kinds[kind]
 
     def reach(self, most: int, base: int = 1) -> int:
@@ -118,13 +124,14 @@ class Pace:
         self._idle = 0
         return wanted
 
-    def depth(self, kind: Hashable, most: int, base: int = 1, chances: Sequence[float] = ()) -> int:
-        """Guesses worth adding to a forward that has `base` tokens without them: 0 to `most`.
+    def depth(self, kind: Kind, chances: Sequence[float], forced: Sequence[bool] = (), *, base: int = 1, beside: int = 1) -> int:
+        """Guesses worth adding to a forward that has `base` tokens without them, of which `beside` requests choose their next token.
 
-        chances: the proposer's own estimates for each node of a tree in turn; () for a chain, of which each next guess is as likely.
+        kind: of the first guess.   chances: probability of each node of a tree in turn that all of its path comes true.   forced: which of them
+        are no guesses; (): none.
         """
         book = self._book(kind)
-        best, gain = self._best(book.held / book.asked, most, base, chances)
+        best, gain = self.best(chances, forced, base=base, beside=beside)
         self._saved += BLEND * ((gain - 1.0 if best else 0.0) - self._saved)
         self._lately += BLEND * (best - self._lately)
         if best:
@@ -133,30 +140,37 @@ class Pace:
         book.passed_over += 1
         if book.passed_over >= PROBE_EVERY:
             book.passed_over = 0
-            return min(1, most)
+            return min(1, len(chances))
         return 0
 
-    def _best(self, rate: float, most: int, base: int, chances: Sequence[float]) -> tuple[int, float]:
-        """The number of guesses with the most tokens per second over the whole step, those of other requests included, and how many times more."""
-        expected, power = 0.0, 1.0
+    def best(self, chances: Sequence[float], forced: Sequence[bool] = (), *, base: int = 1, beside: int = 1) -> tuple[int, float]:
+        """As `depth`, of which nothing is noted: how many guesses give the most tokens per second over all requests that decode, and how many times more.
+
+        Forced nodes that come true would have to be computed in any case, and nothing is gained by them.
+        """
+        plain = self.costs.seconds(beside)
+        expected = saved = 0.0
         best, best_gain = 0, MARGIN
-        for k in range(1, most + 1):
-            power *= rate
-            expected += rate * chances[k - 1] if chances else power
-            gain = (1 + expected / base) / self.costs.ratio(k, base)
+        for k, (chance, free) in enumerate(zip(chances, forced or [False] * len(chances), strict=True), 1):
+            if free:
+                saved += chance
+                continue
+            expected += chance
+            dearer = self.costs.extra(k, base) * (1 - saved / k) / plain
+            gain = (1 + expected / beside) / (1 + dearer)
             if gain > best_gain:
                 best, best_gain = k, gain
         return best, best_gain
 
-    def learn(self, kind: Hashable, held: int, offered: int) -> None:
-        """Of a draft that was `offered` tokens deep the first `held` came true."""
-        for book in (self._book(kind), self._all):
-            for i in range(min(held + 1, offered)):
-                book.held = MEMORY * book.held + (i < held)
-                book.asked = MEMORY * book.asked + 1
+    def learn(self, kind: Kind, held: bool) -> None:
+        """A guess of this kind came true, or did not."""
+        self._count(kind, held, 1.0)
 
-    def calibrate(self, kind: Hashable, held: int, expected: float) -> None:
+    def calibrate(self, kind: Kind, held: int, expected: float) -> None:
         """Of a draft with chances, `held` guesses came true where the proposer expected so many."""
-        book = self._book(kind)
-        book.held = MEMORY * book.held + held
-        book.asked = MEMORY * book.asked + expected
+        self._count(kind, held, expected)
+
+    def _count(self, kind: Kind, held: float, asked: float) -> None:
+        for book in (self._book(kind), self._all):
+            book.held = MEMORY * book.held + held
+            book.asked = MEMORY * book.asked + asked

@@ -19,7 +19,7 @@ from agentkit.engine.attention import one_range
 from agentkit.engine.request import Request, State
 from agentkit.engine.speculation.constrain import constrain
 from agentkit.engine.speculation.features import extended
-from agentkit.engine.speculation.pace import Pace
+from agentkit.engine.speculation.pace import Kind, Pace
 from agentkit.engine.speculation.proposer import Proposer
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_DRAFT = 16
 """Tokens of one draft, at most."""
+FURTHER = 6
+"""Guesses beyond those that pay by themselves which are held against the grammar."""
 
 
 class Speculator:
@@ -47,9 +49,10 @@ class Speculator:
         self.listener: Callable[[Request, int, TokenTree, list[int]], None] | None = None
         self._states: dict[Request, torch.Tensor] = {}  # after each node of a draft, until it is settled
 
-    def draft(self, request: Request, base: int) -> TokenTree | None:
-        """Guesses for a request whose known tokens are all in this step, beside `base` tokens of the step; None where none pay.
+    def draft(self, request: Request, base: int, beside: int = 1) -> TokenTree | None:
+        """Guesses for a request whose known tokens are all in this step; None where none pay.
 
+        base: tokens of the step so far.   beside: requests that choose their next token in it, this one included.
         No more than the request may still generate, the last one being sampled from the draft's last row.
         """
         most = min(self.most, request.remaining - 1)
@@ -61,18 +64,32 @@ class Speculator:
         self.pace.asking.record(limit, time.perf_counter() - start)
         if not self.branches:
             tree = tree.trunk()
-        if not len(tree):
-            return None
-        chances = tree.chances if tree.chances[0] else ()
-        depth = self.pace.depth(self._kind(tree), min(limit, len(tree)), base, chances)
-        if not depth:
-            return None
-        tree = tree.trimmed(depth)
-        if request.matcher is not None:
-            tree = constrain(tree, request.matcher, request.tokens[len(request.prompt) :], most)
+        tree = self._worth(tree, request, most, base, beside)
         if not tree.is_chain and not one_range(len(request.tokens), len(tree)):
             tree = tree.trunk()
         return tree if tree.guesses else None
+
+    def _worth(self, tree: TokenTree, request: Request, most: int, base: int, beside: int) -> TokenTree:
+        """The first nodes of a tree, as many as pay, with what a grammar forces between them: by that it may pay to go further."""
+        depth = self.pace.depth(self._kind(tree, 0), self._chances(tree), base=base, beside=beside) if len(tree) else 0
+        if not depth or request.matcher is None:
+            return tree.trimmed(depth)
+        tree = constrain(tree.trimmed(depth + FURTHER), request.matcher, request.tokens[len(request.prompt) :], most)
+        best, _ = self.pace.best(self._chances(tree), tree.forced, base=base, beside=beside)
+        return tree.trimmed(best or 1)
+
+    def _chances(self, tree: TokenTree) -> list[float]:
+        """Of each node, that all of its path comes true."""
+        own = any(tree.chances)
+        chances: list[float] = []
+        for node, parent in enumerate(tree.parents):
+            before = chances[parent] if parent != ROOT else 1.0
+            if tree.forced[node]:
+                chances.append(before)
+            else:
+                rate = self.pace.acceptance(self._kind(tree, node))
+                chances.append(min(before, rate * tree.chances[node]) if own else before * rate)
+        return chances
 
     def watch(self, request: Request, tree: TokenTree | None, known: int) -> tuple[int, Callable[[torch.Tensor], None] | None]:
         """How many of a span's last `known` tokens the proposer wants states of, and who is told them (see Span)."""
@@ -111,11 +128,7 @@ class Speculator:
             self.listener(request, known, tree, kept)
         request.drafted += tree.guesses
         request.accepted += sampled
-        deepest = max(sum(not tree.forced[n] for n in tree.path(leaf)) for leaf in range(len(tree)))
-        if any(tree.chances):
-            self.pace.calibrate(self._kind(tree), sampled, sum(tree.chances))
-        else:
-            self.pace.learn(self._kind(tree), sampled, deepest)
+        self._learn(tree, set(kept), sampled)
         if self.proposer.wants_choices:
             self.proposer.observe(request, tree, np.argmax(rows, axis=1).tolist())
         return kept
@@ -126,8 +139,16 @@ class Speculator:
         request.features = None
         self._states.pop(request, None)
 
-    def _kind(self, tree: TokenTree) -> tuple[str, int]:
-        return self.proposer.name, tree.confidence
+    def _learn(self, tree: TokenTree, kept: set[int], sampled: int) -> None:
+        if any(tree.chances):
+            self.pace.calibrate(self._kind(tree, 0), sampled, sum(tree.chances))
+            return
+        for node, parent in enumerate(tree.parents):
+            if not tree.forced[node] and (parent == ROOT or parent in kept):
+                self.pace.learn(self._kind(tree, node), node in kept)
+
+    def _kind(self, tree: TokenTree, node: int) -> Kind:
+        return self.proposer.name, tree.kinds[node]
 
 
 def follow(tree: TokenTree, node: int, tokens: list[int]) -> list[int]:

@@ -29,9 +29,9 @@ def _usable(request: Draftable) -> Features | None:
 
 def by_chance(tree: TokenTree) -> TokenTree:
     """The same tree with the likelier nodes first, so that its first nodes are the best small tree."""
-    ordered, places = TokenTree(tree.confidence), {ROOT: ROOT}
+    ordered, places = TokenTree(), {ROOT: ROOT}
     for i in sorted(range(len(tree)), key=lambda i: (-tree.chances[i], i)):  # a path is never likelier than its beginning
-        places[i] = ordered.add(places[tree.parents[i]], tree.tokens[i], chance=tree.chances[i])
+        places[i] = tree.copy(i, ordered, places[tree.parents[i]])
     return ordered
 
 

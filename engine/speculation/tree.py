@@ -19,29 +19,29 @@ class TokenTree:
 
     forced[i]: a grammar leaves no other choice after its parent, so that it is no guess.
     chances[i]: the proposer's own estimate that all of the path to node i comes true; 0 where it has none.
-    confidence: which kind of guess this is, for whoever keeps books on how often kinds come true (see pace.py).
+    kinds[i]: what kind of guess it is, for whoever keeps books on how often kinds come true (see pace.py): the higher, the surer.
     """
 
-    def __init__(self, confidence: int = 0) -> None:
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.depths: list[int] = []  # 1 for a child of the root
         self.forced: list[bool] = []
         self.chances: list[float] = []
-        self.confidence = confidence
+        self.kinds: list[int] = []
         self._children: dict[tuple[int, int], int] = {}
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], confidence: int = 0) -> TokenTree:
+    def chain(cls, tokens: Iterable[int], kind: int = 0) -> TokenTree:
         """One branch."""
-        tree = cls(confidence)
-        tree.extend(ROOT, tokens)
+        tree = cls()
+        tree.extend(ROOT, tokens, kind)
         return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, *, forced: bool = False, chance: float = 0.0) -> int:
+    def add(self, parent: int, token: int, *, forced: bool = False, chance: float = 0.0, kind: int = 0) -> int:
         """The child of `parent` with this token: the one that is there, or a new node."""
         node = self._children.get((parent, token))
         if node is None:
@@ -51,12 +51,13 @@ class TokenTree:
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
             self.forced.append(forced)
             self.chances.append(chance)
+            self.kinds.append(kind)
         return node
 
-    def extend(self, parent: int, tokens: Iterable[int]) -> int:
+    def extend(self, parent: int, tokens: Iterable[int], kind: int = 0) -> int:
         """A branch below `parent`; returns its last node (`parent` if there are no tokens)."""
         for token in tokens:
-            parent = self.add(parent, token)
+            parent = self.add(parent, token, kind=kind)
         return parent
 
     def child(self, node: int, token: int) -> int | None:
@@ -89,17 +90,21 @@ class TokenTree:
         """The first `size` nodes: parents come before children, so this is a tree."""
         if size >= len(self):
             return self
-        tree = TokenTree(self.confidence)
-        for token, parent, forced, chance in zip(self.tokens[:size], self.parents, self.forced, self.chances, strict=False):
-            tree.add(parent, token, forced=forced, chance=chance)
+        tree = TokenTree()
+        for i in range(size):
+            self.copy(i, tree, self.parents[i])
         return tree
+
+    def copy(self, node: int, to: TokenTree, parent: int) -> int:
+        """Adds this tree's node `node` to another tree below `parent`; returns its number there."""
+        return to.add(parent, self.tokens[node], forced=self.forced[node], chance=self.chances[node], kind=self.kinds[node])
 
     def trunk(self) -> TokenTree:
         """Its first branch alone."""
-        tree, node = TokenTree(self.confidence), ROOT
+        tree, node = TokenTree(), ROOT
         for i, parent in enumerate(self.parents):
             if parent == node:
-                tree.add(len(tree) - 1, self.tokens[i], forced=self.forced[i], chance=self.chances[i])
+                self.copy(i, tree, len(tree) - 1)
                 node = i
         return tree
 

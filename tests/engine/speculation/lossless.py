@@ -18,6 +18,7 @@ from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.request import Request
 from agentkit.engine.runner import Logits
 from agentkit.engine.speculation.heads import EagleHead, HeadsConfig, MedusaHeads, save_heads
+from agentkit.engine.speculation.lookahead import LookaheadProposer
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.speculation.training import output_rows
 from agentkit.engine.speculation.tree import ROOT, TokenTree
@@ -64,7 +65,9 @@ class Subject:
             assert made is not None
             found = made
         if setting != "auto":
-            found.pace, found.most = Eager(found.pace.costs), 4
+            found.pace, found.most = Eager(found.pace.costs), 3
+        if setting == "lookahead":
+            found.proposer, found.most = LookaheadProposer(window=2, ngram=3, verify=1), 6  # room for its whole window
         return found
 
     def check(self, speculator: Speculator, name: str, jobs: Sequence[Job]) -> list[Generation]:

@@ -34,8 +34,8 @@ from agentkit.speculation.train import ask
 from tests.engine.speculation.lossless import TOGETHER, Credulous, Job, Subject, untrained_heads
 from tests.engine.speculation.test_speculator import Eager
 
-SETTINGS = ("auto", "ngram", "lookahead", "self", "draft", "medusa", "eagle")
-LENGTHS = (16, 24, 32, 48)
+SETTINGS = ("ngram", "medusa", "eagle", "self", "lookahead", "auto", "draft")
+LENGTHS = (8, 12, 16, 28)
 log = logging.getLogger(__name__)
 
 

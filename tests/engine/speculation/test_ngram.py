@@ -36,12 +36,34 @@ def test_the_index_finds_the_longest_repeated_ending(letters: int) -> None:
         index = SuffixIndex()
         for _ in range(60):
             index.extend([rng.randrange(letters)])
-            text, matches = index.tokens, index.matches()
-            assert (matches[0][1] if matches else 0) == longest_repeated_ending(text)
-            for end, size in matches:
-                assert text[end - size : end] == text[len(text) - size :]
-                assert end < len(text)
-            assert [size for _, size in matches] == sorted({size for _, size in matches}, reverse=True)
+            text, found = index.tokens, index.match()
+            end, size = found or (0, 0)
+            assert size == longest_repeated_ending(text)
+            assert text[end - size : end] == text[len(text) - size :]
+            assert found is None or end < len(text)
+
+
+def followed_otherwise(text: list[int], end: list[int], token: int) -> bool:
+    return any(text[i - len(end) : i] == end and text[i] != token for i in range(len(end), len(text)))
+
+
+@pytest.mark.parametrize("letters", [2, 3, 6])
+def test_guesses_tell_how_long_they_match_and_how_long_it_was_otherwise(letters: int) -> None:
+    rng = random.Random(letters)
+    for _ in range(60):
+        text = [rng.randrange(letters) for _ in range(rng.randrange(2, 30))]
+        index = SuffixIndex()
+        index.extend(text)
+        match, longer = longest_repeated_ending(text), list(text)
+        guesses = index.following(6)
+        assert bool(guesses) == (match > 0)
+        for token, length, doubtful in guesses:
+            assert length == match
+            ending = longer[len(longer) - length :]
+            others = [n for n in range(1, length + 1) if followed_otherwise(text, ending[length - n :], token)]
+            assert doubtful == max(others, default=0)
+            longer.append(token)
+            match += 1
 
 
 def test_the_latest_occurrence_wins_where_it_was_asked_for() -> None:
@@ -49,7 +71,7 @@ def test_the_latest_occurrence_wins_where_it_was_asked_for() -> None:
     index = SuffixIndex()
     for token in asked.tokens:
         index.extend([token])
-    assert index.matches()[0] == (6, 3)  # 9 1 2 came before 4, and the two before it count
+    assert index.match() == (6, 3)  # 9 1 2 came before 4, and the two before it count
 
 
 def test_proposals_go_on_as_the_text_did() -> None:
@@ -65,14 +87,17 @@ def test_proposals_go_on_as_the_text_did() -> None:
     assert asked.draft_state is None
 
 
-def test_a_second_branch_follows_a_shorter_match() -> None:
-    asked = Asked([1, 2, 3, 4, 0, 2, 3, 5, 0, 9, 1, 2, 3])
-    proposer = NgramProposer()
-    for size in range(1, len(asked.tokens)):  # as it is used: asked after every token
-        proposer.propose(Asked(asked.tokens[:size]), 4)
-    tree = proposer.propose(asked, 6)
-    assert 4 in tree.tokens[:1]
-    assert len(tree) <= 6
+def test_what_runs_into_the_end_begins_anew() -> None:
+    asked = Asked([9, 1, 2, 3, 1, 2, 3])
+    assert NgramProposer().propose(asked, 8).tokens == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_surer_guesses_are_of_another_kind() -> None:
+    """After 5 and 6 came 7 at all times, after 6 alone something else, too."""
+    sure = NgramProposer().propose(Asked([5, 6, 7, 1, 5, 6, 7, 2, 5, 6]), 1)
+    doubtful = NgramProposer().propose(Asked([5, 6, 7, 1, 9, 6, 8, 2, 5, 6]), 1)
+    assert sure.tokens == doubtful.tokens == [7]
+    assert sure.kinds != doubtful.kinds
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5])

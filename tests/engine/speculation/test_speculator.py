@@ -25,8 +25,8 @@ class Eager(Pace):
     def reach(self, most: int, base: int = 1) -> int:
         return most
 
-    def depth(self, kind: Any, most: int, base: int = 1, chances: Sequence[float] = ()) -> int:
-        return most
+    def depth(self, kind: Any, chances: Sequence[float], forced: Sequence[bool] = (), *, base: int = 1, beside: int = 1) -> int:
+        return len(chances)
 
 
 class Noisy:
