@@ -59,8 +59,9 @@ class StepCosts:
         return self._count > 0
 
     def extra(self, more: int, base: int = 1) -> float:
-        """Seconds that `more` add to `base`; never below 0."""
-        return max(0.0, self.seconds(base + more) - self.seconds(base))
+        """Seconds that `more` add to `base`: what the two sizes differ by, but half to twice of what the line says, for timings of single sizes are noisy."""
+        line = self._line(base + more) - self._line(base)
+        return min(max(self.seconds(base + more) - self.seconds(base), line / 2), 2 * line)
 
     def table(self) -> dict[int, float]:
         """Estimated seconds of the sizes that occurred."""

@@ -1,4 +1,4 @@
-"""Serving tool calls over one shared prefix: time to the first token, calls one by one, and many at once.
+"""Serving tool calls over one shared prefix: time to the first token, calls one by one, many at once, and many kept up.
 
     python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
 
@@ -16,6 +16,8 @@ import statistics
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,12 @@ class Calls:
     """The prompts of the tool-call benchmark on one engine."""
 
     def __init__(self, engine: Engine, data: dict[str, Any], calls: int) -> None:
-        encode = lambda text: engine.tokenizer.encode(text, special=True)  # noqa: E731
+        encode = partial(engine.tokenizer.encode, special=True)
         self.engine = engine
         self.prefix = encode(data["prefix"])
-        self.prompts = [[*self.prefix, *encode(message + data["suffix"])] for message in data["messages"][:calls]]
+        messages = data["messages"][:calls]
+        self.prompts = [[*self.prefix, *encode(message + data["suffix"])] for message in messages]
+        self.new = [[*self.prefix, *encode(f"{i + 1}. {message}{data['suffix']}")] for i, message in enumerate(messages * 4)]
         self.grammar = Grammar.from_json_schema(data["schema_bounded"])
 
     def call(self, prompt: list[int], max_tokens: int = 256) -> Generation:
@@ -59,6 +63,13 @@ class Calls:
         for thread in threads:
             thread.join()
         return time.perf_counter() - start, [found[i] for i in range(count)]
+
+    def kept_up(self, count: int) -> tuple[float, list[Generation]]:
+        """The questions four times, numbered so that none has been computed before; `count` calls run at any time while there are so many left."""
+        start = time.perf_counter()
+        with ThreadPoolExecutor(count) as threads:
+            done = list(threads.map(self.call, self.new))
+        return time.perf_counter() - start, done
 
 
 def first_tokens(calls: Calls) -> dict[str, float]:
@@ -113,12 +124,17 @@ def report(calls: Calls, together: int) -> None:
         f"{statistics.median(u.forwards for u in usages):.0f} forwards"
     )
     for count in sorted({1, 4, together}):
-        seconds, generations = calls.together(count)
-        output, forced = (sum(getattr(g.usage, name) for g in generations) for name in ("output_tokens", "forced_tokens"))
-        print(
-            f"{count:>3} at once: {seconds:6.2f} s, {(output - forced) / seconds:6.1f} sampled tok/s + {forced / seconds:6.1f} forced, "
-            f"{count / seconds:.2f} calls/s, valid {valid(generations)}"
-        )
+        calls.engine.prefix.clear()  # the questions have to be computed again
+        print(f"{count:>3} at once:          {rates(*calls.together(count))}")
+    print(f"{together:>3} at once, kept up: {rates(*calls.kept_up(together))}")
+
+
+def rates(seconds: float, generations: list[Generation]) -> str:
+    output, forced = (sum(getattr(g.usage, name) for g in generations) for name in ("output_tokens", "forced_tokens"))
+    return (
+        f"{seconds:6.2f} s, {(output - forced) / seconds:6.1f} sampled tok/s + {forced / seconds:6.1f} forced, "
+        f"{len(generations) / seconds:.2f} calls/s, valid {valid(generations)}"
+    )
 
 
 def main() -> int:
