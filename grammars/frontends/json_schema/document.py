@@ -15,6 +15,7 @@ from urllib.parse import unquote, urljoin
 
 from agentkit.errors import InvalidGrammar, UnsupportedSchema
 from agentkit.grammars.frontends.json_schema.keywords import DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020, KEYED_SUBSCHEMAS, SUBSCHEMAS
+from agentkit.grammars.frontends.json_schema.metaschemas import metaschema
 
 _DRAFTS = {"04": DRAFT_4, "06": DRAFT_6, "07": DRAFT_7, "2019-09": DRAFT_2019, "2020-12": DRAFT_2020}
 
@@ -177,11 +178,22 @@ class Document:
                     table.setdefault(resource.uri, resource)
                     self._note_anchors(value, pointer, resource)
                     self._has_dynamic |= "$dynamicRef" in value or "$recursiveRef" in value
+                    self._add_metaschema(value.get("$ref"), resource, table, stack)
                 for key, sub in value.items():
                     if isinstance(sub, (dict, list)) and (named or key in SUBSCHEMAS or key in KEYED_SUBSCHEMAS):
                         stack.append((sub, f"{pointer}/{escape(key)}", resource, not named and key in KEYED_SUBSCHEMAS))
         self._resources = table
         return table
+
+    def _add_metaschema(self, ref: Any, base: Resource, table: dict[str, Resource], stack: list[tuple[Any, str, Resource, bool]]) -> None:
+        """The meta-schema that a reference leads to belongs to the document as if it were embedded."""
+        if not isinstance(ref, str) or ref.startswith("#"):
+            return
+        uri = _joined(base.uri, ref, "#").partition("#")[0]
+        found = metaschema(uri)
+        if found is not None and id(found) not in self._by_schema:
+            made = table[uri] = self._by_schema[id(found)] = Resource(uri, found, uri + "#")
+            stack.append((found, made.pointer, made, False))
 
     def _note_anchors(self, schema: dict[str, Any], pointer: str, resource: Resource) -> None:
         for keyword in ("$anchor", "$dynamicAnchor"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentkit.errors import InvalidGrammar, UnsupportedSchema
+from agentkit.grammars import Grammar
 from agentkit.grammars.frontends.json_schema import compile_schema
+from tests.cases.judge import wrongly_judged
 from tests.grammars.json_schema.oracle import check
 
 
@@ -104,3 +106,22 @@ def test_what_json_or_uris_do_not_have_is_malformed(schema: dict[str, object]) -
     with pytest.raises(InvalidGrammar) as caught:
         compile_schema(schema)
     assert str(caught.value).startswith("#")
+
+
+@pytest.mark.parametrize(
+    "draft", ["http://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-06/schema", "https://json-schema.org/draft/2019-09/schema"]
+)
+def test_meta_schemas_may_be_referred_to(draft: str) -> None:
+    schema = {"type": "object", "properties": {"schema": {"$ref": draft}}, "required": ["schema"], "additionalProperties": False}
+    grammar = Grammar.from_json_schema(schema, key_order="any")
+    good = ['{"schema":{"type":"integer","minimum":0}}', '{"schema":true}', '{"schema":{"properties":{"a":{"enum":[1,{}]}}}}']
+    bad = ['{"schema":{"type":"integre"}}', '{"schema":{"minimum":"0"}}', '{"schema":5}', '{"schema":{"properties":{"a":{"required":"b"}}}}']
+    assert not wrongly_judged(grammar, good, bad)
+
+
+def test_a_part_of_a_meta_schema_may_be_referred_to_and_what_it_lacks_is_named() -> None:
+    check({"$ref": "http://json-schema.org/draft-07/schema#/definitions/nonNegativeInteger"}, ["0", "7"], ["-1", '"7"'])
+    with pytest.raises(InvalidGrammar, match="leads nowhere"):
+        compile_schema({"$ref": "http://json-schema.org/draft-07/schema#/definitions/nothing"})
+    with pytest.raises(UnsupportedSchema, match="draft-03"):  # older than what is understood
+        compile_schema({"$ref": "http://json-schema.org/draft-03/schema#"})
