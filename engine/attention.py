@@ -277,7 +277,7 @@ def _plan(
     flat = data.view(_STORED[data.dtype]).view(-1).numpy()
     return Plan(
         flat, data.shape[3], slots, positions, lines, pages, tasks[:used], rows, parts, partials, reach.window or 0, reach.sinks, left_out,
-        np.array(groups.places, np.int64), None if sums is None else sums.numpy(),
+        groups.lines, None if sums is None else sums.numpy(),
     )  # fmt: skip
 
 

@@ -180,6 +180,8 @@ class KVPool:
         block = at // PAGE
         shared = at % PAGE != 0 and self._pages.references[sequence.pages[block]] > 1
         missing = max(0, pages_for(length) - sequence.blocks)
+        if not missing + shared:
+            return True
         if not self.memory.make_room(missing + shared):
             return False
         if shared:
@@ -329,7 +331,9 @@ class KVPool:
         if self.sums is not None and sequence.place == self.reach.budget:
             self.memory.thin(sequence, self.sums, self.reach.recent)
         for number, group in enumerate(self.groups.groups):
-            self.memory.leave_behind(sequence, number, group.first_block(sequence.length))
+            until = group.first_block(sequence.length)
+            if until > sequence.first_blocks[number]:
+                self.memory.leave_behind(sequence, number, until)
 
     def _swap(self, sequence: KVSequence, block: int, node: Node) -> None:
         """The block's contents are in the tree: what is in other pages is used from there from now on, and what it lacks is lent to it."""

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 
@@ -63,7 +66,7 @@ class PageGroups:
     width: int
     groups: tuple[Group, ...]
 
-    @property
+    @cached_property
     def tables(self) -> int:
         """Page tables of a sequence; as many pages hold the next PAGE tokens."""
         return sum(len(group.tables) for group in self.groups)
@@ -73,6 +76,11 @@ class PageGroups:
         """For each layer its page table, and which of the layers of that table's pages it is."""
         found = {layer: (group.tables[i // self.width], i % self.width) for group in self.groups for i, layer in enumerate(group.layers)}
         return tuple(found[layer] for layer in range(len(found)))
+
+    @cached_property
+    def lines(self) -> npt.NDArray[np.int64]:
+        """The same as a table for kernels [L, 2]."""
+        return np.array(self.places, np.int64)
 
     def most_pages(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most at any time, by all tables."""

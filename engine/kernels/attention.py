@@ -125,7 +125,11 @@ def _leader(pages, first_page, starts, offsets, span, r):
         its, own, same = first_page[other] + (r - starts[other]) * RANGE_PAGES, first_page[span] + (r - starts[span]) * RANGE_PAGES, True
         for table in range(pages.shape[0]):
             for p in range(RANGE_PAGES):
-                same = same and pages[table, its + p] == pages[table, own + p]
+                if pages[table, its + p] != pages[table, own + p]:
+                    same = False
+                    break
+            if not same:
+                break
         if same:
             return other
     return span
