@@ -125,9 +125,17 @@ def window(model: str, tokens: int, budget: int) -> None:
         ids, folder = text_of(engine, tokens), engine._loaded.path
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     back = torch.arange(tokens)[:, None] - torch.arange(tokens)
-    first = torch.arange(tokens) < 4
-    masks = {"everything": back >= 0, f"window {budget}": back < budget, f"4 sinks, window {budget - 4}": (back < budget - 4) | first}
-    for (name, seen), kv in zip(masks.items(), ("fp32", Window(budget, format="fp32"), Streaming(4, budget - 4, format="fp32")), strict=True):
+    first = {sinks: torch.arange(tokens) < sinks for sinks in (1, 4)}
+    with torch.no_grad():
+        shares = [float(layer[0, :, budget // 2 :, 0].mean()) for layer in theirs(torch.tensor([ids[:budget]]), output_attentions=True).attentions]
+    masks = {
+        "everything": back >= 0,
+        f"window {budget}": back < budget,
+        f"4 sinks, window {budget - 4}": (back < budget - 4) | first[4],
+        f"1 sink, window {budget - 1}": (back < budget - 1) | first[1],
+    }
+    policies = ("fp32", Window(budget, format="fp32"), Streaming(4, budget - 4, format="fp32"), Streaming(1, budget - 1, format="fp32"))
+    for (name, seen), kv in zip(masks.items(), policies, strict=True):
         mask = torch.zeros(1, 1, tokens, tokens).masked_fill_(~(seen & (back >= 0)), -torch.inf)
         with torch.no_grad():
             rows = theirs(torch.tensor([ids]), attention_mask=mask).logits[0]
@@ -135,6 +143,7 @@ def window(model: str, tokens: int, budget: int) -> None:
         with Engine(model, weights="fp32", kv=kv, speculation="off") as engine:
             rows = torch.from_numpy(np.concatenate([logits for logits, _ in read(engine, ids)]))
         print(f"| engine, {kv} | {by_quarters(rows, ids)} |", flush=True)
+    print(f"\nOf all attention the first token receives {sum(shares) / len(shares):.0%}; by layer {' '.join(f'{share:.2f}' for share in shares)}")
 
 
 def by_quarters(logits: torch.Tensor, ids: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ import torch
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kv import KVPool, KVSequence, KVShape
 from agentkit.engine.kv_groups import PageGroups, by_window, pages_for
-from agentkit.engine.kv_policy import Reach, Streaming, Window, reach_of
+from agentkit.engine.kv_policy import Policy, Reach, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.prefix_file import load_prefixes, save_prefixes
 from agentkit.engine.runner import Span
@@ -25,9 +25,9 @@ WINDOWS = (40, None, 64)
 LENGTH = 400
 
 
-def machine_for(model: Decoder, **options: Any) -> Machine:
+def machine_for(model: Decoder, policy: str | Policy = "auto", **options: Any) -> Machine:
     """With a group of tables for each kind of layer: two with windows, of 64 positions at most, one without."""
-    return Machine(model, "auto", groups=by_window(reach_of("auto", model.config), model.config.num_layers, 4096), **options)
+    return Machine(model, policy, groups=by_window(reach_of(policy, model.config), model.config.num_layers, 4096), **options)
 
 
 def gemma(layers: int, windows: int, context: int = 32_768, every: int = 6) -> PageGroups:
@@ -80,9 +80,9 @@ def test_logits_and_pages_of_long_texts(route: str, monkeypatch: pytest.MonkeyPa
         assert (torch.cat(rows) - wanted).abs().max() < 1e-3 * wanted.abs().max()
 
 
-def alone(model: Decoder, ids: list[int]) -> torch.Tensor:
+def alone(model: Decoder, ids: list[int], policy: str | Policy = "auto") -> torch.Tensor:
     """Logits of a text as one, in pages that hold all layers."""
-    return run(model, Pool(model), (Sequence(list(range(pages_for(len(ids))))), 0, ids)).float()
+    return run(model, Pool(model, policy=policy), (Sequence(list(range(pages_for(len(ids))))), 0, ids)).float()
 
 
 def right(machine: Machine, model: Decoder, sequence: KVSequence, ids: list[int]) -> None:
@@ -267,9 +267,9 @@ def test_admission_counts_windows_once() -> None:
     assert pool.capacity == (1300 - 5 * 33) * 32
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(("kernels", "policy"), [(True, "auto"), (False, "auto"), (True, Window(150))], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_events(seed: int, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_events(seed: int, kernels: bool, policy: str | Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that begin alike grow, fork, end, are pinned and cut back in a memory too small for them; every logit is that of plain attention."""
     if not kernels:
         monkeypatch.setattr("agentkit.engine.attention.supported", lambda: False)
@@ -278,8 +278,8 @@ def test_any_order_of_events(seed: int, kernels: bool, monkeypatch: pytest.Monke
     model, chance = decoder(windows=WINDOWS, hidden=32, dim=16, heads=2, kv=1, inner=32), random.Random(seed)
     stem = tokens(260, 128, 9)
     texts = [[*stem[:cut], *tokens(LENGTH - cut, 128, cut)] for cut in (0, 37, 128, 200, 260)]
-    wanted = [alone(model, ids) for ids in texts]
-    machine = machine_for(model, pages=14)
+    wanted = [alone(model, ids, policy) for ids in texts]
+    machine = machine_for(model, policy, pages=14)
     pool, live, pins = machine.pool, [], []  # type: ignore[var-annotated]
     for _ in range(120):
         event = chance.random()
