@@ -1,7 +1,8 @@
 """Who makes ready what a device will want next, while it computes: the likely continuations of where texts stand.
 
 Inputs: a Pushdown, and where each text is. Likely is all that may come where that is little (what is forced among it), and what
-came in the same state before. Knows nothing of torch, models or requests.
+came in the same state before; beyond that what is nearest, symbol by symbol: what ends the string that is being written, then the names
+that may follow, and their values. Knows nothing of torch, models or requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 
 from agentkit.errors import GrammarError
 from agentkit.grammars.arena import Arena
-from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
+from agentkit.grammars.device import MISS, Pushdown, token_symbols
+from agentkit.grammars.place import Place
 
 __all__ = ["Ahead"]
 
@@ -26,6 +28,8 @@ ALONG = 12
 """Symbols that a run of text is followed for: about two tokens."""
 REMEMBERED = 1 << 16
 """States and steps ahead that are remembered."""
+AROUND = 512
+"""Places that are looked at, at most, to find some that are not prepared yet."""
 
 
 class Ahead:
@@ -36,7 +40,8 @@ class Ahead:
         self._picks: dict[tuple[Arena, int], deque[int]] = {}
         self._few: dict[tuple[Arena, int], frozenset[int]] = {}
         self._reached: dict[tuple[Place, Arena, int, int], tuple[Place, int] | None] = {}
-        self._generation = pushdown.generation
+        self._around: dict[tuple[Place, Arena, int], list[tuple[Place, int]]] = {}
+        self._version = pushdown.version
 
     def noted(self, arena: Arena, node: int, token: int) -> None:
         """Remember that `token` came in a state: it is likely to come there again."""
@@ -44,15 +49,50 @@ class Ahead:
             self._picks.clear()
         self._picks.setdefault((arena, node), deque(maxlen=FOLLOWED)).append(token)
 
-    def look_ahead(self, place: Place, arena: Arena, node: int, tokens: int) -> None:
-        """Prepare what the device will want within the next `tokens` tokens: the masks of where the likely ones lead, and the way there."""
-        if self._generation != self.pushdown.generation:
-            self._generation = self.pushdown.generation
+    def look_ahead(self, place: Place, arena: Arena, node: int, tokens: int, places: int = 0) -> None:
+        """Prepare what the device will want next, the masks of where texts lead and the way there: of the likely ones within `tokens` tokens, and of up
+        to `places` further places, the nearest first.
+        """
+        if self._version != self.pushdown.version:
+            self._version = self.pushdown.version
             self._reached.clear()
+            self._around.clear()
         self._look_along(place, arena, node)
         here = {(place, node)}
         for _ in range(tokens):
             here = {reached for at, state in here for token in self._likely(arena, state) if (reached := self._reach(at, arena, state, token)) is not None}
+        self._look_around(place, arena, node, places)
+
+    def _look_around(self, place: Place, arena: Arena, node: int, count: int) -> None:
+        """Prepare up to `count` places that are not, from the nearest on."""
+        todo, seen = deque([(place, node)]), {place}
+        while todo and count > 0 and len(seen) < AROUND and not self.pushdown.is_full:
+            at, state = todo.popleft()
+            key = (at, arena, state)
+            if key not in self._around:
+                if len(self._around) >= REMEMBERED:
+                    self._around.clear()
+                self._around[key] = self._prepared(at, arena, state)
+                count -= 1
+            for reached in self._around[key]:
+                if reached[0] not in seen:
+                    seen.add(reached[0])
+                    todo.append(reached)
+
+    def _prepared(self, place: Place, arena: Arena, node: int) -> list[tuple[Place, int]]:
+        """Where each symbol leads from a place, with the state there; its mask is made ready unless all is forced, which the host says."""
+        pushdown, found = self.pushdown, list[tuple[Place, int]]()
+        symbols = pushdown.symbols(place)
+        with contextlib.suppress(GrammarError):  # a state without tokens or past a limit: its matcher will say so
+            if len(symbols) != 1 or arena.is_accepting(node):
+                pushdown.know(place, arena, node)
+            for symbol in symbols:
+                token = None if symbol < 256 else pushdown.vocabulary.symbol_tokens[symbol - 256]
+                after = arena.advance_bytes(node, bytes([symbol])) if token is None else arena.advance_token(node, token)
+                following = pushdown.follow(place, (symbol,)) if after else None
+                if following is not None:
+                    found.append((following, after))
+        return found
 
     def _look_along(self, place: Place, arena: Arena, node: int) -> None:
         """Where most symbols lead on, and on from there: through the counters of a string of bounded length, or of a number."""

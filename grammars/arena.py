@@ -185,10 +185,13 @@ class Arena:
         with self.lock:
             return int(self._run(kernels.advance_bytes, state, np.frombuffer(data, np.uint8)))
 
-    def derivatives(self, state: int) -> np.ndarray:
-        """int32 [256]: the state after each byte, 0 where it is not allowed."""
+    def derivatives(self, state: int, kernel: Kernel | None = None) -> np.ndarray:
+        """int32 [256]: the state after each byte, 0 where it is not allowed.   kernel: one that fills in all of them; None: byte by byte."""
         out = np.zeros(256, np.int32)
         with self.lock:
+            if kernel is not None:
+                self._run(kernel, state, out)
+                return out
             mem = self._mem
             op, at = mem[mem[layout.H_NODES] + state * layout.STRIDE :][:2].tolist()
             first = mem[mem[layout.H_POOL] + at :]

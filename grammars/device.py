@@ -18,17 +18,19 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentkit.errors import GrammarError
+from agentkit.grammars.place import Place, key_of
+from agentkit.grammars.successors import successors
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena
     from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["DEAD", "MISS", "OVER", "SYMBOLS", "Changes", "Place", "Pushdown", "key_of", "token_symbols"]
+__all__ = ["DEAD", "MISS", "OVER", "SYMBOLS", "Changes", "Pushdown", "token_symbols"]
 
 DEAD, MISS = -1, -2
 OVER = 0
@@ -46,13 +48,6 @@ Text = tuple[int, ...]
 """Nodes that are read one after the other."""
 Choice = tuple[Text, ...]
 """What a head or frame is: texts of which one is read; sorted."""
-
-
-class Place(NamedTuple):
-    """Where a text stands: the head, and the frames below it, the deepest first."""
-
-    head: int
-    frames: tuple[int, ...] = ()
 
 
 @dataclass
@@ -107,12 +102,16 @@ class Pushdown:
         self._joined: set[tuple[Arena, int]] = set()  # items before which nothing is split off
         self._rows: dict[bytes, int] = {}
         self._known = 0
-        self._todo: deque[int] = deque()
 
     @property
     def size(self) -> int:
         """Heads and frames so far."""
         return len(self._heads)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Where it has changed, places that texts were followed to before may be others now."""
+        return self.generation, len(self._joined)
 
     # -- heads --------------------------------------------------------------------------------------------------
 
@@ -130,7 +129,6 @@ class Pushdown:
             self._heads.append((arena, choice))
             self.nullable[number] = any(all(map(arena.is_accepting, text)) for text in choice)
             self.changes.heads.add(number)
-            self._todo.append(number)
         return number
 
     def expand(self, head: int) -> None:
@@ -207,7 +205,7 @@ class Pushdown:
         after = self._derivatives.get((arena, item))
         if after is None:
             after = self._derivatives[arena, item] = np.zeros(SYMBOLS, np.int32)
-            after[:256] = arena.derivatives(item)
+            after[:256] = successors(arena, item)
             specials = self.vocabulary.symbol_tokens[:SPECIALS]
             after[256 : 256 + len(specials)] = [arena.advance_token(item, token) for token in specials]
         return after
@@ -325,22 +323,27 @@ class Pushdown:
 
     # -- ahead of the device ------------------------------------------------------------------------------------
 
-    def expand_some(self, count: int) -> int:
-        """Expand up to `count` further heads, those that were reached first; how many there were."""
-        done = 0
-        while done < count and self._todo and not self.is_full:
-            head = self._todo.popleft()
-            if head not in self._expanded:
-                self.expand(head)
-                done += 1
-        return done
-
     def usual_symbol(self, head: int) -> int | None:
         """A byte that leads where most bytes lead from a head; None where few bytes lead anywhere."""
         self.expand(head)
         reading = np.flatnonzero(self.moves[head, :256, 0] >= 0)
         _, firsts, counts = np.unique(self.moves[head, reading, 0], return_index=True, return_counts=True)
         return int(reading[firsts[counts.argmax()]]) if counts.max(initial=0) >= USUAL else None
+
+    def symbols(self, place: Place) -> list[int]:
+        """One symbol for each way on from a place, its head expanded; none where a name that is not declared is being read, each of which is a way."""
+        head, frames, found = place.head, list(place.frames), dict[tuple[int, int, int], int]()
+        while True:
+            self.expand(head)
+            if head in self._partial:
+                return []
+            going = np.flatnonzero(self.moves[head, :, 0] >= 0)
+            _, firsts = np.unique(self.moves[head, going, 0], return_index=True)
+            for symbol in going[firsts].tolist():
+                found.setdefault((head, *self.moves[head, symbol].tolist()), symbol)
+            if not self.nullable[head] or not frames:
+                return sorted(set(found.values()))
+            head = frames.pop()
 
     def expand_near(self, place: Place, count: int) -> None:
         """Expand up to `count` heads, those that are reached first from a place."""
@@ -386,25 +389,3 @@ def token_symbols(vocabulary: Vocabulary, token: int) -> tuple[int, ...]:
         return tuple(data)
     specials = vocabulary.symbol_tokens
     return (256 + specials.index(token),) if token in specials[:SPECIALS] else ()
-
-
-_SIGN = 1 << 63
-
-
-def _signed(value: int) -> int:
-    return ((value + _SIGN) & (2 * _SIGN - 1)) - _SIGN
-
-
-def _mixed(value: int) -> int:
-    """splitmix64 (Steele et al., OOPSLA 2014) on signed numbers, with arithmetic shifts, so that every array library has it."""
-    value = _signed((value ^ (value >> 30)) * -4658895280553007687)
-    value = _signed((value ^ (value >> 27)) * -7723592293110705685)
-    return value ^ (value >> 31)
-
-
-def key_of(place: Place) -> int:
-    """64 bits that stand for a place, as the kernels compute them; never 0."""
-    key = _mixed(_signed(place.head + 1))
-    for height, frame in enumerate(place.frames):
-        key += _mixed(_signed((frame + 1) * 4294967296 + height))
-    return _signed(key) or 1

@@ -28,16 +28,17 @@ from agentkit.engine.kv import KVPool
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Runner, Span
 from agentkit.grammars.ahead import Ahead
-from agentkit.grammars.device import MISS, Place, Pushdown, token_symbols
+from agentkit.grammars.device import MISS, Pushdown, token_symbols
 from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, STOPPED, Tables
 from agentkit.grammars.matcher import Matcher
+from agentkit.grammars.place import Place
 from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["BURST", "DeviceDecoding", "decoding_for"]
 
 BURST = 32  # steps before the scheduler gets its turn
 AHEAD = 2  # tokens for which likely continuations are prepared
-EXPANDED = 8  # further heads expanded per step
+EXPANDED = 12  # further places that are prepared per request and step
 MOST = 256  # requests of a step
 LONGEST_RUN = 256  # forced tokens that go into one step
 SMALLEST_PAGES = 8
@@ -48,7 +49,7 @@ Plan = Sequence[tuple[Request, Span]]
 class DeviceDecoding:
     """forward: logits of a batch.   width, vocab_size: columns of the logits, and how many are tokens.
     stops: ids that end an output.   kernels: "triton", or "reference".   graphs: capture steps (on a GPU).
-    states, rows, depth: see Pushdown.   ahead: tokens for which likely continuations are prepared.   expanded: further heads per step.
+    states, rows, depth: see Pushdown.   ahead: tokens for which likely continuations are prepared.   expanded: further places per step.
     """
 
     def __init__(
@@ -320,16 +321,16 @@ class DeviceDecoding:
                 self._load(step, number, seats)
 
     def _look_ahead(self, step: DeviceStep, seats: list[Seat | None]) -> None:
-        """Expands grammars while the device computes."""
-        if self._ahead is None:
-            return
-        for seat in seats:
-            if seat is not None and seat.takes_part and seat.place is not None and isinstance(seat.request.matcher, Matcher):
-                matcher = seat.request.matcher
-                self._ahead.look_ahead(seat.place, matcher.arena, matcher.state, self._reach)
-        for _ in range(self._expanded):
-            if step.is_idle or not self._ahead.pushdown.expand_some(1):
-                break
+        """Prepares grammars while the device computes; for one request at least, another one each time."""
+        first = step.launches % len(seats)
+        waits = [seat for seat in (*seats[first:], *seats[:first]) if seat is not None and seat.takes_part and seat.place is not None]
+        for number, seat in enumerate(waits):
+            if number and step.is_idle:
+                return
+            assert self._ahead is not None
+            assert seat.place is not None
+            if isinstance(seat.request.matcher, Matcher):
+                self._ahead.look_ahead(seat.place, seat.request.matcher.arena, seat.request.matcher.state, self._reach, self._expanded)
 
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:

@@ -15,8 +15,8 @@ from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages
 from agentkit.engine.kv_sequence import GONE
 from agentkit.engine.request import Request, TokenLogprob
 from agentkit.engine.runner import Logits, Span
-from agentkit.grammars.device import Place
 from agentkit.grammars.matcher import Matcher
+from agentkit.grammars.place import Place
 
 __all__ = ["Burst", "Seat", "draw_of", "is_plain", "logprobs_of", "shared_pages", "tokens_to_compute"]
 

@@ -25,8 +25,8 @@ from agentkit.engine.kernels.gpu.plan import Part, Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Draw, Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.errors import EngineError
-from agentkit.grammars.device import Place
 from agentkit.grammars.kernels.tables import FINE, STOPPED, States, Tables
+from agentkit.grammars.place import Place
 
 __all__ = ["ROOMS", "Bucket", "DeviceStep", "Forward", "Result"]
 

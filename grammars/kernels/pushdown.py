@@ -29,7 +29,7 @@ _MISS: tl.constexpr = tl.constexpr(-2)
 
 @triton.jit
 def _mixed(value):
-    """device._mixed: splitmix64 with arithmetic shifts."""
+    """place._mixed: splitmix64 with arithmetic shifts."""
     value = (value ^ (value >> 30)) * -4658895280553007687
     value = (value ^ (value >> 27)) * -7723592293110705685
     return value ^ (value >> 31)

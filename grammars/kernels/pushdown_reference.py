@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from agentkit.grammars.device import DEAD, MISS, SPECIALS, Place, key_of
+from agentkit.grammars.device import DEAD, MISS, SPECIALS
 from agentkit.grammars.kernels.tables import FINE, FREE, LOCAL, LOST, MISSED, NO_ROW, STOPPED, States, Tables
+from agentkit.grammars.place import Place, key_of
 
 __all__ = ["advance", "build_rows", "find_rows"]
 

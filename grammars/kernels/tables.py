@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from agentkit.grammars.device import SPECIALS, SYMBOLS, Place, Pushdown
+from agentkit.grammars.device import SPECIALS, SYMBOLS, Pushdown
+from agentkit.grammars.place import Place
 from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["FINE", "FREE", "LOCAL", "LOST", "MISSED", "NO_ROW", "STOPPED", "States", "Tables"]

@@ -23,7 +23,8 @@ from agentkit.engine.device.decoding import AHEAD, EXPANDED
 from agentkit.errors import GrammarError
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.ahead import Ahead
-from agentkit.grammars.device import DEAD, Place, Pushdown, token_symbols
+from agentkit.grammars.device import DEAD, Pushdown, token_symbols
+from agentkit.grammars.place import Place
 
 
 def closed(schema: Any) -> Any:
@@ -67,8 +68,7 @@ def feed(grammar: Grammar, vocabulary: Vocabulary, host: Pushdown, ahead: Ahead,
                 return
             host.know(place, matcher.arena, matcher.state)
             host.expand_near(place, EXPANDED)
-        ahead.look_ahead(place, matcher.arena, matcher.state, AHEAD)
-        host.expand_some(EXPANDED)
+        ahead.look_ahead(place, matcher.arena, matcher.state, AHEAD, EXPANDED)
         counts["seconds"] += time.perf_counter() - start
         free = not matcher.forced_tokens()
         place = device_follow(host, place, token_symbols(vocabulary, token))

@@ -23,9 +23,10 @@ from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBa
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
 from agentkit.grammars import Grammar, Vocabulary
-from agentkit.grammars.device import Place, Pushdown
+from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels import pushdown, pushdown_reference
 from agentkit.grammars.kernels.tables import FINE, States, Tables
+from agentkit.grammars.place import Place
 from tests.bench.gpu_kit import Box, Figures, Setup, cache_for, clock, spans_for
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -113,7 +114,7 @@ def _prepared(words: Vocabulary, grammar: Grammar, *, known: bool = False) -> tu
     host, matcher = Pushdown(words, states=4096, rows=64), grammar.matcher(words)
     place = host.place(matcher.arena, matcher.state)
     assert place is not None
-    host.expand_some(2000)
+    host.expand_near(place, 2000)
     if known:
         host.know(place, matcher.arena, matcher.state)
     return host, place

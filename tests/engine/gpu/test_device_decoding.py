@@ -19,6 +19,7 @@ from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request
 from agentkit.errors import EngineError, NumericalError
+from agentkit.grammars.ahead import Ahead
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, both, outputs
 from tests.engine.kernels.models import decoder
 from tests.engine.loaded import loaded_model
@@ -60,8 +61,9 @@ def test_what_is_not_handed_over_is_redone() -> None:
     assert sum(b.misses for b in bench.bursts) > 3
 
 
-def test_masks_that_the_host_has_not_made_are_built_on_the_device() -> None:
+def test_masks_that_the_host_has_not_made_are_built_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """All states are handed over, but only the masks of where a request was loaded."""
+    monkeypatch.setattr(Ahead, "look_ahead", lambda *_: None)
     grammar = GRAMMARS["text"]
     bench = DeviceBench(TinyDecoder(0), ahead=0, expanded=1000)
     for seed in range(2):

@@ -37,7 +37,7 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
     assert place is not None
     host.know(place, matcher.arena, matcher.state)
     Ahead(host).look_ahead(place, matcher.arena, matcher.state, 1)
-    host.expand_some(50)
+    host.expand_near(place, 50)
     bucket, memory = Bucket(4, 8, grammars=True, history=True, logprobs=True), torch.cuda.graph_pool_handle() if graph else None
     step = DeviceStep(
         bucket, forward, step_kernels(kernels, torch.device(device)), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],

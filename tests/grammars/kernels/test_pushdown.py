@@ -12,12 +12,14 @@ import torch
 from agentkit.errors import NoTokenPath
 from agentkit.grammars import Grammar, Vocabulary
 from agentkit.grammars.ahead import Ahead
-from agentkit.grammars.device import MISS, OVER, Place, Pushdown, key_of, token_symbols
+from agentkit.grammars.device import MISS, OVER, Pushdown, token_symbols
 from agentkit.grammars.expr import Builder
 from agentkit.grammars.kernels import pushdown as kernels
 from agentkit.grammars.kernels import pushdown_reference as reference
 from agentkit.grammars.kernels.tables import FINE, LOST, MISSED, NO_ROW, STOPPED, States, Tables
 from agentkit.grammars.matcher import Matcher
+from agentkit.grammars.place import Place, key_of
+from agentkit.grammars.successors import compile_successors, successors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = pytest.mark.parametrize("backend", [reference, kernels], ids=["reference", "kernels"])
@@ -99,7 +101,7 @@ def prepared(grammar: Grammar, requests: int = 4, *, known: bool, heads: int = 4
     host, matcher = Pushdown(VOCABULARY, states=1000, rows=32, depth=depth), grammar.matcher(VOCABULARY)
     place = host.place(matcher._arena, matcher.state)
     assert place is not None
-    host.expand_some(heads)
+    host.expand_near(place, heads)
     if known:
         host.know(place, matcher._arena, matcher.state)
     tables, states = Tables.of(host, requests, DEVICE), States.empty(requests, depth, DEVICE)
@@ -124,7 +126,8 @@ def test_masks_built_from_the_tables_are_those_of_the_arena(name: str, backend: 
         status.zero_()
         if not built:
             place = host.place(matcher._arena, matcher.state)
-            host.expand_some(400)
+            assert place is not None
+            host.expand_near(place, 400)
             tables.hand_over(host)
             states.load(1, place)
         backend.find_rows(tables, states, status, rows)
@@ -200,7 +203,7 @@ def test_a_frame_that_begins_like_its_head_ends_up_whole(backend: ModuleType) ->
     whole = host.place(matcher._arena, matcher.state)
     assert whole is not None
     assert not whole.frames
-    host.expand_some(100)
+    host.expand_near(whole, 100)
     tables.hand_over(host)
     states.load(1, whole)
     status.zero_()
@@ -264,9 +267,10 @@ def test_a_full_pushdown_says_so_and_begins_anew() -> None:
     host, matcher = Pushdown(VOCABULARY, states=3, rows=1), GRAMMARS["closed"].matcher(VOCABULARY)
     place = host.place(*moved(matcher))
     assert place is not None
-    host.expand_some(10)
+    for head in (1, 2):
+        host.expand(head)
     assert host.is_full
-    assert MISS in host.moves[place.head, :, 0]
+    assert MISS in host.moves[1:3, :, 0]
     host.clear()
     assert not host.is_full
     assert host.place(*moved(matcher)) == place
@@ -324,3 +328,30 @@ def test_looking_ahead_goes_through_the_counters_of_a_string() -> None:
         place = host.follow(place, text)
         assert place is not None
         assert host.knows(place)
+
+
+def test_looking_around_makes_ready_what_is_near_however_many_tokens_may_come() -> None:
+    """Names, values and what ends them, that nobody has written before."""
+    schema = {"type": "object", "properties": {f"{c}{d}": {"enum": ["w", True, "xyz"]} for c in "bcd" for d in "pqs"}, "additionalProperties": False}
+    host, matcher = Pushdown(VOCABULARY, states=5000, rows=500), Grammar.from_json_schema(schema).matcher(VOCABULARY)
+    ahead, place = Ahead(host), host.place(*moved(matcher))
+    assert place is not None
+    ahead.look_ahead(place, *moved(matcher), 0, 2000)
+    size = host.size
+    for byte in b'{"bp":"xyz","cq":true,"ds":"w"}':
+        arena, node = moved(matcher)
+        ways = [s for s in range(256) if arena.advance_bytes(node, bytes([s]))]
+        assert host.knows(place) or len(ways) == 1, matcher.state  # what is forced the host says
+        matcher.accept_bytes(bytes([byte]))
+        assert host.moves[place.head, byte, 0] != MISS
+        place = host.follow(place, (byte,))
+        assert place is not None
+    assert host.size == size
+
+
+@pytest.mark.slow
+def test_successors_by_one_call_are_those_byte_by_byte() -> None:
+    compile_successors()
+    for grammar in GRAMMARS.values():
+        for matcher, _ in random_walk(grammar, 5, 6):
+            np.testing.assert_array_equal(successors(matcher._arena, matcher.state), matcher._arena.derivatives(matcher.state))
