@@ -6,7 +6,7 @@ Made by the front ends; hands out matchers. Compiling is thread-safe and cached 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentkit.errors import GrammarError, InvalidGrammar, UnsatisfiableSchema
@@ -231,7 +231,8 @@ class Grammar:
         """A whole assistant turn: reasoning, then free text or an answer, and calls of the given tools.
 
         Args:
-            tools: things with name and parameters (a JSON Schema for the arguments), as attributes or dict keys.
+            tools: tools of agentkit, Pydantic models, or anything with name and parameters (a JSON Schema for the arguments; also
+                inputSchema or input_schema) as attributes or dict keys, within "function" too, as in requests to OpenAI.
             choice: "auto" (text or calls), "required" (at least one call), "none" (no calls), or a tool's name.
             parallel: how many calls a turn may hold: False one, True any number, n at most n.
             output_schema: the final answer is JSON of this schema instead of free text.
@@ -239,16 +240,17 @@ class Grammar:
                 "deepseek-v3.1" or "harmony" (docs/grammars.md).
             reasoning: where the format has it: "allowed" first, "begun" by the prompt, or "none".
         """
-        listed = list(tools)
+        listed = _listed(tools)
 
         def compile() -> Compiled:
             from agentkit.grammars.frontends.turns import turn_grammar
 
             return turn_grammar(listed, choice, parallel=parallel, output_schema=output_schema, format=format, reasoning=reasoning)
 
-        described = [tuple(_described(tool)) for tool in listed]
+        from agentkit.grammars.frontends.tool_forms import described
+
         with limited(time_limit, cancel):
-            return cls(*compiled_once(("tools", described, choice, parallel, output_schema, format, reasoning), compile))
+            return cls(*compiled_once(("tools", [described(tool) for tool in listed], choice, parallel, output_schema, format, reasoning), compile))
 
     def __add__(self, other: Grammar) -> Grammar:
         """A text of this grammar, then one of the other."""
@@ -328,10 +330,10 @@ def _of_schema(schema: dict[str, Any] | bool, whitespace: Whitespace, key_order:
     return compiled_once(("json_schema", schema, whitespace, key_order, formats, plain_integers), compile)
 
 
-def _described(tool: Any) -> Iterator[Any]:
-    """What a turn's grammar depends on of a tool."""
-    for field in ("name", "parameters"):
-        yield tool.get(field) if isinstance(tool, Mapping) else getattr(tool, field, None)
+def _listed(tools: Any) -> list[Any]:
+    if not isinstance(tools, Iterable) or isinstance(tools, str | Mapping):
+        raise InvalidGrammar(f"tools must be a list of tools, not {type(tools).__name__}")
+    return list(tools)
 
 
 def _of_text(source: tuple[Any, ...], lower: Callable[[Builder], Node], what: str) -> Compiled:

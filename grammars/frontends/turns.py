@@ -20,6 +20,7 @@ from agentkit.grammars.frontends.free_text import spelled, text_until
 from agentkit.grammars.frontends.json_schema import schema_node
 from agentkit.grammars.frontends.json_schema.beginning import beginning
 from agentkit.grammars.frontends.json_schema.emit import Style
+from agentkit.grammars.frontends.tool_forms import described
 from agentkit.grammars.frontends.turn_formats import FORMATS, TurnFormat
 from agentkit.grammars.report import Report
 
@@ -51,7 +52,7 @@ def turn_grammar(
     """The language of one turn.
 
     Args:
-        tools: things with `name` and `parameters`, as attributes or keys; parameters None or {}: a tool without arguments.
+        tools: see `Grammar.from_tools`; parameters None or {}: a tool without arguments.
             Undeclared arguments are allowed unless the schema closes the object, as JSON Schema has it.
         choice: "auto": non-empty text, or text (possibly none) and then calls; "required": calls at once; "none": text only;
             else the name of a tool: exactly one call of it.
@@ -167,13 +168,13 @@ def _checked_tools(tools: Sequence[Any]) -> dict[str, _Tool]:
     """The tools by name, in their order."""
     known: dict[str, _Tool] = {}
     for index, tool in enumerate(tools):
-        get = tool.get if isinstance(tool, Mapping) else lambda key, tool=tool: getattr(tool, key, None)
-        name = get("name")
+        name, parameters = described(tool)
         if not isinstance(name, str) or not name:
-            raise InvalidGrammar(f"tools[{index}] has no name: give it a non-empty string (got {name!r})")
+            hint = "make a tool of a function with agentkit.tool" if callable(tool) else f"give it a non-empty string (got {name!r})"
+            raise InvalidGrammar(f"tools[{index}] has no name: {hint}")
         if name in known:
             raise InvalidGrammar(f"two tools are named {name!r}; give one of them another name")
-        known[name] = _Tool(name, get("parameters"))
+        known[name] = _Tool(name, parameters)
     return known
 
 
