@@ -30,7 +30,19 @@ from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import multiply
 from agentkit.engine.kernels.rows import mix, rotate_back
 from agentkit.engine.kernels.sync import chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import LANES, WIDTH, cap_all, exponentials_of, in_whole_numbers, largest_of, row_size, transpose_page, widen_row
+from agentkit.engine.kernels.tiles import (
+    LANES,
+    WIDTH,
+    add_row,
+    cap_all,
+    exponentials_of,
+    in_whole_numbers,
+    largest_of,
+    row_size,
+    scale_row,
+    transpose_page,
+    widen_row,
+)  # fmt: skip
 
 RANGE = 256  # keys of a task
 RANGE_PAGES = RANGE // PAGE
@@ -200,8 +212,7 @@ def attend(
     for i in range(count):
         t = rows[task[FIRST_ROW] + i]
         earliest = min(earliest, _lowest(task, positions[t], window, sinks))
-        for j in range(group * dim):
-            query[i * group * dim + j] = q[t * q_stride + q_head * dim + j] * scale
+        scale_row(q, t * q_stride + q_head * dim, group * dim // LANES, scale, query, i * group * dim)
         if task[SINKS] > 0:
             for g in range(group):
                 rotate_back(query, (i * group + g) * dim, turns, turns_at + t * dim, dim // 2)
@@ -240,8 +251,7 @@ def attend(
         _add_values(data, values_at + slot * row, dim, padded, min(PAGE, keys - p * PAGE), scores, p * PAGE, sums, panel, queries)
     for i in range(queries):
         place = (task[FIRST_PART] + i // group) * out_stride + (q_head + i % group) * (dim + 2)
-        for j in range(dim):
-            out[place + j] = sums[i * padded + j]
+        scale_row(sums, i * padded, dim // LANES, np.float32(1.0), out, place)
 
 
 @inner
@@ -363,7 +373,5 @@ def merge(parts, token, partial, stride, heads, dim, out, out_at):
                 place = parts[token, r] * stride + at
                 weight = np.float32(math.exp(partial[place + dim] - largest))
                 total += weight * partial[place + dim + 1]
-                for j in range(dim):
-                    out[out_at + head * dim + j] += weight * partial[place + j]
-        for j in range(dim):
-            out[out_at + head * dim + j] /= total
+                add_row(partial, place, dim // LANES, weight, out, out_at + head * dim)
+        scale_row(out, out_at + head * dim, dim // LANES, np.float32(1.0) / total, out, out_at + head * dim)

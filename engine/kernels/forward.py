@@ -20,7 +20,7 @@ from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block, rounded
 from agentkit.engine.kernels.rows import add_norm, gate, mix, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
-from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH, cap_all, in_whole_numbers, narrow_row, row_size
+from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH, add_row, cap_all, in_whole_numbers, narrow_row, row_size, scale_row
 
 COLUMNS = 96  # tokens of a chunk
 MATRIX_SCRATCH = (2 * COLUMNS + 3) * WIDTH  # floats: sums of two blocks, scales of a group, outputs of a gate
@@ -274,8 +274,7 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
         merge(batch.parts, token, work.partial, shape.heads * (shape.head_dim + 2), shape.heads, shape.head_dim, work.attended, chunk * shape.heads_stride)
         _round(weights, matrix + M_OUT, work.attended, chunk * shape.heads_stride, shape.heads_stride, work.to_out, chunk * _words(shape.heads_stride))
         if final:
-            for i in range(shape.hidden_stride):
-                work.residual[tail + at + i] = work.residual[token * shape.hidden_stride + i]
+            scale_row(work.residual, token * shape.hidden_stride, shape.hidden_stride // LANES, np.float32(1.0), work.residual, tail + at)
     elif part == OUT:
         inside = table[AFTER_ATTENTION] >= 0  # its norm comes before the sum
         out, place = (work.normed, 0) if inside else (work.residual, stream)
@@ -317,8 +316,7 @@ def _columns(weights, matrix, index, first, x, x_stride, columns, acc, wide):
     block(kind, weights.narrow, weights.codes, codes, weights.scales, scales, groups, x, first * x_stride, x_stride, columns, acc, wide)
     if m[BIAS] >= 0:
         for c in range(columns):
-            for j in range(WIDTH):
-                acc[c * WIDTH + j] += weights.floats[m[BIAS] + index * WIDTH + j]
+            add_row(weights.floats, m[BIAS] + index * WIDTH, WIDTH // LANES, np.float32(1.0), acc, c * WIDTH)
 
 
 @inner
@@ -331,11 +329,9 @@ def _project(weights, matrix, chunk, x, x_stride, rows, out, out_at, out_stride,
     for c in range(columns):
         at = out_at + (first + c) * out_stride + index * WIDTH
         if add:
-            for j in range(WIDTH):
-                out[at + j] += scratch[c * WIDTH + j]
+            add_row(scratch, c * WIDTH, WIDTH // LANES, np.float32(1.0), out, at)
         else:
-            for j in range(WIDTH):
-                out[at + j] = scratch[c * WIDTH + j]
+            scale_row(scratch, c * WIDTH, WIDTH // LANES, np.float32(1.0), out, at)
 
 
 @inner
@@ -401,6 +397,9 @@ def _head(chunk, shape, constants, weights, batch, work, scratch):
         _columns(weights, matrix, index, first, work.to_hidden, _words(shape.hidden_stride), columns, scratch, scratch[2 * COLUMNS * WIDTH :])
         if constants.logit_cap > 0:
             cap_all(scratch, 0, columns * WIDTH // LANES, constants.logit_cap)
+        count = min(WIDTH, shape.vocabulary - index * WIDTH)
         for c in range(columns):
-            for j in range(min(WIDTH, shape.vocabulary - index * WIDTH)):
-                work.logits[first + c, index * WIDTH + j] = scratch[c * WIDTH + j]
+            row = work.logits[first + c]
+            scale_row(scratch, c * WIDTH, count // LANES, np.float32(1.0), row, index * WIDTH)
+            for j in range(count // LANES * LANES, count):
+                row[index * WIDTH + j] = scratch[c * WIDTH + j]

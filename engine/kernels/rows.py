@@ -8,7 +8,7 @@ import numpy as np
 
 from agentkit.engine.kernels.layout import FAR
 from agentkit.engine.kernels.library import inner
-from agentkit.engine.kernels.tiles import LANES, WIDTH, gate_gelu_tanh, gate_silu, squares_of
+from agentkit.engine.kernels.tiles import LANES, WIDTH, add_weighed, gate_gelu_tanh, gate_silu, squares_of, turn_back, turn_forth, weigh_row
 
 SILU, GELU_TANH, GELU = 0, 1, 2
 
@@ -17,7 +17,9 @@ SILU, GELU_TANH, GELU = 0, 1, 2
 def norm(x, x_at, size, weight, weight_at, eps, out, out_at):
     """RMS norm of x[0:size] times weight[0:size]. Beyond `size` both rows are zero up to a multiple of 8."""
     scale = np.float32(1.0) / np.float32(math.sqrt(squares_of(x, x_at, (size + LANES - 1) // LANES) / np.float32(size) + eps))
-    for i in range(size):
+    octets = size // LANES
+    weigh_row(x, x_at, weight, weight_at, octets, scale, out, out_at)
+    for i in range(octets * LANES, size):
         out[out_at + i] = x[x_at + i] * scale * weight[weight_at + i]
 
 
@@ -25,7 +27,9 @@ def norm(x, x_at, size, weight, weight_at, eps, out, out_at):
 def add_norm(y, y_at, size, weight, weight_at, eps, x, x_at):
     """x += RMS norm of y, the outer norm of a sandwich."""
     scale = np.float32(1.0) / np.float32(math.sqrt(squares_of(y, y_at, (size + LANES - 1) // LANES) / np.float32(size) + eps))
-    for i in range(size):
+    octets = size // LANES
+    add_weighed(y, y_at, weight, weight_at, octets, scale, x, x_at)
+    for i in range(octets * LANES, size):
         x[x_at + i] += y[y_at + i] * scale * weight[weight_at + i]
 
 
@@ -44,7 +48,8 @@ def turn_table(position, frequencies, first, half, factor, out, out_at):
 @inner
 def rotate(x, at, table, table_at, half):
     """One head in place: halves (a, b) -> (a cos - b sin, b cos + a sin)."""
-    for i in range(half):
+    turn_forth(x, at, table, table_at, half, half // LANES)
+    for i in range(half // LANES * LANES, half):
         a, b = x[at + i], x[at + half + i]
         cos, sin = table[table_at + i], table[table_at + half + i]
         x[at + i] = a * cos - b * sin
@@ -54,7 +59,8 @@ def rotate(x, at, table, table_at, half):
 @inner
 def rotate_back(x, at, table, table_at, half):
     """The inverse of `rotate` by the same table."""
-    for i in range(half):
+    turn_back(x, at, table, table_at, half, half // LANES)
+    for i in range(half // LANES * LANES, half):
         a, b = x[at + i], x[at + half + i]
         cos, sin = table[table_at + i], table[table_at + half + i]
         x[at + i] = a * cos + b * sin

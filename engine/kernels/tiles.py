@@ -4,6 +4,7 @@
     transpose       a page of keys [32, D] to a panel [D, 32]
     widen, narrow   rows of keys and values as they are stored to floats and back
     exp, max, sums  for softmax and gates
+    scale, add, ... rows of floats, where numba's own loops would check every index for its sign
 
 Every sum over k is one chain of fused multiply-adds in ascending k, whatever the number of columns: results do not depend on how many
 tokens are computed together. Arrays come with element offsets; nothing is checked.
@@ -213,14 +214,14 @@ def exponentials(e: Emit) -> Any:
     total, less = cgutils.alloca_once_value(e.b, e.constant(0.0)), e.splat(shift)
     with e.loop(octets) as i:
         place = e.at(x, at, e.times(i, LANES))
-        value = e.exp(e.b.fsub(e.load(place), less))
+        value = e.exp_of_negative(e.b.fsub(e.load(place), less))
         e.store(value, place)
         e.b.store(e.b.fadd(e.b.load(total), value), total)
     return e.across(e.b.load(total), e.b.fadd)
 
 
 exponentials_of = emitted(4, types.float32, exponentials)
-"""exponentials_of(x, at, octets, shift): x becomes e^(x - shift) in place; their sum."""
+"""exponentials_of(x, at, octets, shift): x becomes e^(x - shift) in place; their sum. No x may be larger than shift."""
 
 
 def capped(e: Emit) -> None:
@@ -271,6 +272,45 @@ def squares(e: Emit) -> Any:
         e.b.store(e.fma(value, value, e.b.load(total)), total)
     return e.across(e.b.load(total), e.b.fadd)
 
+
+def _rows(count: int, body: Callable[..., Any]) -> Any:
+    """A loop over vectors: out = body(e, vectors of `count` inputs, the splat factor, out as it was)."""
+
+    def rows(e: Emit) -> None:
+        *inputs, octets, factor, out, out_at = e.args
+        wide = e.splat(factor)
+        with e.loop(octets) as i:
+            place = e.at(out, out_at, e.times(i, LANES))
+            values = [e.load(e.at(inputs[2 * k], inputs[2 * k + 1], e.times(i, LANES))) for k in range(count)]
+            e.store(body(e, values, wide, place), place)
+
+    return emitted(2 * count + 4, types.void, rows)
+
+
+scale_row = _rows(1, lambda e, x, factor, _: e.b.fmul(x[0], factor))
+add_row = _rows(1, lambda e, x, factor, out: e.fma(x[0], factor, e.load(out)))
+weigh_row = _rows(2, lambda e, x, factor, _: e.b.fmul(e.b.fmul(x[0], factor), x[1]))
+add_weighed = _rows(2, lambda e, x, factor, out: e.fma(e.b.fmul(x[0], factor), x[1], e.load(out)))
+"""scale_row, add_row (x, at, octets, factor, out, at): out = or += x * factor; weigh_row, add_weighed (x, at, y, at, octets, factor, out, at):
+out = or += x * factor * y. In place, too."""
+
+
+def _turn(sign: float) -> Any:
+    def turn(e: Emit) -> None:
+        x, at, table, table_at, half, octets = e.args
+        with e.loop(octets) as i:
+            places = e.at(x, at, e.times(i, LANES)), e.at(x, at, half, e.times(i, LANES))
+            a, b = e.load(places[0]), e.load(places[1])
+            cos, sin = e.load(e.at(table, table_at, e.times(i, LANES))), e.load(e.at(table, table_at, half, e.times(i, LANES)))
+            sin = e.b.fmul(sin, e.constant(sign))
+            e.store(e.fma(b, e.b.fmul(sin, e.constant(-1.0)), e.b.fmul(a, cos)), places[0])
+            e.store(e.fma(a, sin, e.b.fmul(b, cos)), places[1])
+
+    return emitted(6, types.void, turn)
+
+
+turn_forth, turn_back = _turn(1.0), _turn(-1.0)
+"""turn(x, at, table, at, half, octets): the first 8*octets of `half` pairs x[i], x[half + i] by the angles whose cosines and sines the table has."""
 
 squares_of = emitted(3, types.float32, squares)
 """squares_of(x, at, octets): the sum of the squares of 8*octets floats."""
