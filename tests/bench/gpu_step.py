@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from agentkit.engine.config import SamplingParams
+from agentkit.engine.device.beside import Beside
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
-from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw, Sampled, SamplingBatch
@@ -153,5 +154,39 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
                 row[f"{kind}, going on"] = int((step.status == FINE).sum())
         free, known = row.get("free, graph_s"), row.get("known mask, graph_s")
         row["constrained_costs"] = None if free is None or known is None else known / free - 1
+        found.append(row)
+    return {"rows": found}
+
+
+def mixed(setup: Setup, model: Decoder, box: Box) -> Figures:
+    """Seconds of a step that computes something beside its requests' tokens, and of one that does not: forced text of some, captured, and a prompt's chunk."""
+    found, before, run = [], setup.pick(1024, PAGE + 1), setup.pick(12, 3)
+    for size in setup.pick((8, 64), (2,)):
+        spans = spans_for([(before, 2 * PAGE)] * size + [(0, setup.pick(1024, 40))])
+        decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
+
+        def forward(batch: Batch, parts: Sequence[Part], decoder: DeviceDecoder = decoder) -> torch.Tensor:
+            return decoder.logits(decoder.states(batch, parts))
+
+        *own, prompt = spans
+        step = DeviceStep(
+            Bucket(size, len(own[0].pages), draws=False), forward, step_kernels("triton", setup.device), setup.device,
+            width=model.config.vocab_size, vocab_size=model.config.vocab_size, stops=(), graph=setup.device.type == "cuda",
+        )  # fmt: skip
+        runs = [Beside(BatchSpan(span.pages, before, [1] * run), number) for number, span in enumerate(own[: max(1, size // 8)])]
+        row: Figures = {"batch": size, "context": before}
+        kinds: dict[str, Sequence[Beside]] = {"alone": (), f"{len(runs)} runs of {run}": runs, f"a chunk of {len(prompt.tokens)}": [Beside(prompt)]}
+        for kind, beside in kinds.items():
+            if box.left(f"{kind} of {size}"):
+
+                def launch(beside: Sequence[Beside] = beside, step: DeviceStep = step, loaded: Sequence[BatchSpan] = own[: len(runs)]) -> None:
+                    for number, span in enumerate(loaded):
+                        step.load(number, 1, before + run - 1, span.pages, Draw(SamplingParams(temperature=0.0)), None)
+                    step.launch(beside)
+                    step.forget()
+
+                for number, span in enumerate(own):
+                    step.load(number, 1, before, span.pages, Draw(SamplingParams(temperature=0.0)), None)
+                row[f"{kind}_s"] = clock(setup, launch, 5)
         found.append(row)
     return {"rows": found}

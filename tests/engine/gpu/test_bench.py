@@ -32,4 +32,4 @@ def test_every_section_runs_through_the_interpreter(root: Path, tmp_path: Path) 
     assert len(sections) >= 10
     assert not any("error" in section or section["skipped"] for section in sections.values())
     assert all(row["good"] for row in sections["kernels"]["checks"].values())
-    assert all(sections[name]["rows"] for name in ("cascade", "decode", "prefill", "drafts", "formats", "transformers"))
+    assert all(sections[name]["rows"] for name in ("cascade", "decode", "prefill", "drafts", "formats", "steps", "mixed", "transformers"))
