@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from agentkit.grammars.frontends.regex_ast import Tree
+from agentkit.grammars.frontends.regex_format import regex_pattern
 from agentkit.grammars.frontends.regex_parser import parse
 
 
@@ -185,6 +186,7 @@ _MAKERS: dict[str, Callable[[], Format]] = {
     "iri-reference": lambda: Format(_reference(True, relative=True)),
     "uri-template": lambda: Format(_TEMPLATE, exact=False),
     "uuid": lambda: Format(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"),
+    "regex": lambda: Format(regex_pattern(), exact=False),
     "json-pointer": lambda: Format(_POINTER),
     "relative-json-pointer": lambda: Format(rf"(?:0|[1-9]\d*)(?:#|{_POINTER})"),
     # Pydantic's own
