@@ -120,21 +120,14 @@ class DeviceStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def _capture(self, beside: Ragged | None) -> torch.cuda.CUDAGraph:
-        """The body as a graph. It first runs as it is, for nobody, so that everything is compiled and allocated.
-
-        Raises EngineError where that fails.
-        """
+        """The body as a graph. It is rehearsed first, so that everything is compiled and allocated. Raises EngineError where that fails."""
         device = self._results.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
         stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(stream), torch.inference_mode():
-                status = self.status.clone()
-                self.status.fill_(STOPPED)
-                for _ in range(2):
-                    self._body(beside)
-                self.status.copy_(status)
+                self._rehearse(beside)
             torch.cuda.current_stream(device).wait_stream(stream)
             with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 self._body(beside)
@@ -143,6 +136,15 @@ class DeviceStep:
                 f"a decode step of {self.bucket} could not be captured as a CUDA graph; Engine(cuda_graphs=False) does without: {error}"
             ) from error
         return graph
+
+    def _rehearse(self, beside: Ragged | None) -> None:
+        """Runs the body for nobody and leaves all as it was."""
+        status, block = self.status.clone(), self.batch.block.clone()
+        self.status.fill_(STOPPED)
+        for _ in range(2):
+            self._body(beside)
+        self.status.copy_(status)
+        self.batch.block.copy_(block)
 
     def _body(self, beside: Ragged | None) -> torch.Tensor:
         """Logits for the host [R, V] of what is beside."""

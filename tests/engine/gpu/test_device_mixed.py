@@ -10,17 +10,22 @@ import torch
 from agentkit.engine import scheduler
 from agentkit.engine.device import step as device_step
 from agentkit.engine.device.beside import Beside, Ragged
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits
+from agentkit.engine.speculation.draft_model import DraftModelProposer
 from agentkit.engine.speculation.ngram import NgramProposer
 from agentkit.engine.speculation.pace import Pace, StepCosts
+from agentkit.engine.speculation.self_draft import SelfDraftProposer, first_layers
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.errors import EngineError
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, both, outputs
-from tests.engine.tiny import TinyDecoder
+from tests.engine.kernels.models import decoder
+from tests.engine.tiny import STOP, TOKENS, WIDTH, TinyDecoder
 
 LONG = [(7 * i) % 250 for i in range(150)]
 CHUNKS = Limits(max_running=8, step_tokens=64, mixed_step_tokens=64)
@@ -138,3 +143,26 @@ def test_a_room_holds_spans_of_places_alone() -> None:
     assert not room.holds([Beside(run, 2)] * 5)
     room.load([Beside(run, 2), Beside(run, 0)])
     assert room.places.tolist() == [4 + 5, 1, 4 + 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["self", "draft"])
+def test_models_that_guess_do_so_beside_places(kind: str) -> None:
+    """The model's own first layers, by torch's attention over the same pages, or a second model by the device's kernels: the tokens stay the same."""
+    model, results = decoder(vocabulary=WIDTH, layers=2), []
+    for guess in (False, True):
+        bench = DeviceBench(model)  # type: ignore[arg-type]
+        if guess:
+            other, pool = decoder(vocabulary=WIDTH, layers=1), bench.pool
+            if kind == "self":
+                proposer: Any = SelfDraftProposer(first_layers(model, 1), pool, torch.device("cpu"), len(TOKENS), [STOP])
+            else:
+                shape = KVShape(other.config.num_layers, other.config.num_kv_heads, other.config.head_dim, torch.float32)
+                pool = KVPool(shape, 40 * shape.bytes_per_page)
+                proposer = DraftModelProposer(DeviceRunner(other, pool, "reference"), pool, len(TOKENS), [STOP])
+            bench.scheduler.speculate(Speculator(proposer, Pace(StepCosts())))
+        requests = [bench.submit([5 + n, 9, 70], max_tokens=14) for n in range(2)]
+        requests.append(bench.submit([5, 9, 71], GRAMMARS["text"].matcher(VOCABULARY), max_tokens=14, seed=3, **SAMPLED))
+        bench.run(*requests)
+        results.append(outputs(requests))
+        assert (sum(r.drafted for r in requests) > 0) == guess
+    assert results[0] == results[1]

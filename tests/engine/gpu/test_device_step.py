@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentkit.engine.config import SamplingParams
+from agentkit.engine.device.beside import Ragged
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
 from agentkit.engine.kernels.gpu.choose import step_kernels
@@ -78,6 +79,17 @@ def test_nobody_is_in_a_place_that_was_retired() -> None:
     assert step.batch.token_ids.tolist()[0] == before[0]
     assert step.batch.slots[0] == NOWHERE
     assert step.status.tolist() == [STOPPED, STOPPED, FINE, STOPPED]
+
+
+def test_a_rehearsal_leaves_no_trace() -> None:
+    """Steps are captured while requests have their places: what they give afterwards is the same."""
+    want = results(step_on("cpu", graph=False, kernels="reference"), 4)
+    step = step_on("cpu", graph=False, kernels="reference")
+    got = results(step, 2)
+    step._rehearse(None)
+    step._rehearse(Ragged.room(8, 4, 8, torch.device("cpu")))
+    assert got + results(step, 2) == want
+    assert step.batch.slots[2] != NOWHERE
 
 
 @pytest.mark.gpu
