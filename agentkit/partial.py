@@ -46,9 +46,9 @@ def _none_if_not_yet(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def Partial(model: type[BaseModel]) -> type[PartialModel]:  # reads as the type it gives
-    """The partial form of a model, the same object each time."""
+    """The partial form of a model, the same object each time. Raises TypeError for what is no Pydantic model."""
     forms = _Forms()
-    wanted = forms.name_of(model)
+    wanted = forms.name_of(_model(model))
     built: dict[str, type[PartialModel]] = {}
     while forms.pending:
         source, name = forms.pending.pop()
@@ -56,6 +56,12 @@ def Partial(model: type[BaseModel]) -> type[PartialModel]:  # reads as the type 
     for form in built.values():
         form.model_rebuild(_types_namespace=built)
     return built[wanted]
+
+
+def _model(given: Any) -> type[BaseModel]:
+    if not (isinstance(given, type) and issubclass(given, BaseModel)):
+        raise TypeError(f"Partial takes a Pydantic model, not {given!r}")
+    return given
 
 
 class _Forms:

@@ -181,7 +181,7 @@ class _Parser:
 
     def group_name(self, start: int) -> None:
         name = self.until(">", start)
-        if not name.isidentifier() and not re.fullmatch(r"[\w$]+", name):
+        if not name.replace("$", "_").isidentifier():
             self.bad(f"{name!r} is no group name", start)
         if name in self.names:
             self.bad(f"the group name {name!r} is used twice", start)

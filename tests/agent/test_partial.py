@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError
@@ -69,3 +69,9 @@ def test_what_cannot_be_read() -> None:
         Partial(Leaf).from_prefix("nonsense")
     with pytest.raises(ValidationError):
         Partial(Leaf).from_prefix("[1")
+
+
+@pytest.mark.parametrize("given", [int, "Leaf", None, list[int]], ids=str)
+def test_only_models_have_a_partial_form(given: Any) -> None:
+    with pytest.raises(TypeError, match="takes a Pydantic model"):
+        Partial(given)

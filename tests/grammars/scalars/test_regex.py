@@ -170,6 +170,8 @@ def test_python_patterns_match_in_full(pattern, good, bad):
         ("(?z)", "ecma", 0),
         ("a(?i)b", "python", 1),
         ("(?P<a>x)(?P<a>y)", "python", 8),
+        ("(?P<1>x)", "python", 0),
+        ("(?<1a>x)", "ecma", 0),
         (r"[\w-z]", "python", 1),
         ("a*+", "ecma", 2),
         ("(?'a'b)", "ecma", 0),
