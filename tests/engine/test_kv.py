@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentkit.engine.kv import PAGE, KVPool, KVSequence, KVShape
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.pages import PageAllocator
 from agentkit.errors import EngineError
 
@@ -154,6 +155,24 @@ def test_truncating_never_touches_what_others_hold() -> None:
     with pytest.raises(IndexError, match="reserve"):
         pool.commit(first, [0] * 1000)
     pool.check_invariants()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_hundred_thousand_tokens_in_constant_memory(prefix_caching: bool) -> None:
+    """Under a window with sinks, in a pool that holds 2,000 tokens; what falls out of the window is used again."""
+    pool = KVPool(KVShape(1, 1, 1), 64 * 32 * 8, reach=Reach(window=508, kept=508, sinks=4), prefix_caching=prefix_caching)
+    ids = [i % 1009 for i in range(100_000)]
+    sequence, held = pool.start(ids), []
+    while sequence.length < len(ids):
+        chunk = ids[sequence.length : sequence.length + 256]
+        assert pool.reserve(sequence, sequence.length + len(chunk))
+        held.append(len(sequence.held))
+        pool.commit(sequence, chunk)
+    assert max(held) <= 1 + 16 + 8 + 1  # sinks, the window wherever it begins in a page, the chunk
+    assert max(held[-100:]) == max(held[10:110])
+    pool.check_invariants()
+    pool.release(sequence, keep=False)
+    assert pool.available_pages == 64
 
 
 def test_a_failed_sequence_as_long_as_a_book_leaves_nothing() -> None:
