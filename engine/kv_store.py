@@ -5,6 +5,7 @@ Inputs: a model's sizes, which of its layers share pages, and page numbers. Know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_groups import PageGroups
 from agentkit.engine.kv_sequence import KVShape
+from agentkit.engine.large_array import large_array
 from agentkit.errors import EngineError
 
 
@@ -27,8 +29,8 @@ class KVStore:
         self.page_count = max(1, budget // self.page_bytes)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
         try:
-            self.data = torch.empty(groups.width, 2, shape.kv_heads, slots, shape.row, dtype=shape.dtype, device=shape.device)
-        except RuntimeError as error:  # what torch raises where memory cannot be had, also on a GPU
+            self.data = _room((groups.width, 2, shape.kv_heads, slots, shape.row), shape)
+        except (MemoryError, RuntimeError) as error:  # what numpy and torch raise where memory cannot be had
             needed = self.page_count * self.page_bytes
             raise EngineError(f"{needed} bytes for keys and values cannot be had on {shape.device}; lower kv_memory") from error
 
@@ -53,3 +55,9 @@ class KVStore:
         for number, page in enumerate(part):
             own = rows[number * width : (number + 1) * width]
             self.data[: len(own), :, :, page * PAGE : page * PAGE + length].copy_(own)
+
+
+def _room(sizes: tuple[int, ...], shape: KVShape) -> torch.Tensor:
+    if torch.device(shape.device).type != "cpu":
+        return torch.empty(sizes, dtype=shape.dtype, device=shape.device)
+    return torch.from_numpy(large_array(math.prod(sizes) * shape.dtype.itemsize)).view(shape.dtype).view(sizes)

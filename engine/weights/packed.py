@@ -24,6 +24,7 @@ from agentkit.engine.kernels.repack import Q8_0, repack
 from agentkit.engine.kernels.rows import GELU, GELU_TANH, SILU
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH
+from agentkit.engine.large_array import large_array
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Attend, Decoder, RowSelection
 from agentkit.engine.weights.blocks import Blocks
@@ -184,7 +185,8 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tu
         scales_at += blocks * groups * SCALES[kind]
     if narrow and all(line[f.KIND] == EIGHT for line in lines):
         raise EngineError("activations='int8' is for matrices of 4 bits, and this model has none; leave it out")
-    codes, scales = np.zeros(codes_at, np.uint8), np.zeros(scales_at, np.uint16)
+    codes, scales = large_array(codes_at), large_array(2 * scales_at).view(np.uint16)
+    codes[:], scales[:] = 0, 0
     for line, part, (_, order) in zip(lines, loaded, orders, strict=True):
         first = 0
         for source, own in zip(part.sources, part.orders, strict=True):
