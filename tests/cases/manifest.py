@@ -49,7 +49,7 @@ TESTED: dict[Statement, tuple[str, ...]] = {
     ),
     ("eng-batch-invariance", 1): (
         f"{_SCHEDULER}neighbours_joining_and_leaving_do_not_change_a_greedy_output",
-        "tests/engine/test_stress.py::test_a_few_hundred_requests",
+        "tests/engine/test_stress.py::test_a_few_dozen_requests",
     ),
     ("eng-cancel-frees-blocks", 0): (
         f"{_CASES}cancel.py::test_cancelling_stops_within_a_step_and_frees",
