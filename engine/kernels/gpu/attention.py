@@ -66,6 +66,37 @@ def _hidden(key, end, own, place, low, path, tree, nodes, CAUSAL: tl.constexpr, 
 
 
 @triton.jit
+def _seen(
+    first_keys, positions, tree_starts, paths, request, block, first, count, length, rows, real, own, window, sink_keys,
+    BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """What a tile's rows see, as `_hidden` has it, and the keys begin .. end that some row sees, those before `clear` seen by all."""
+    place, low, path, tree, nodes, begin = own, own, own, length, positions, 0
+    end, clear = length, length
+    if first_keys is not None:
+        begin = tl.load(first_keys + request)
+    if CAUSAL:
+        end = tl.minimum(length, length - count + (block + 1) * BLOCK_Q)
+        clear = tl.minimum(length, length - count + block * BLOCK_Q + 1)
+    if TREE:
+        tree = tl.load(tree_starts + request)
+        path = tl.load(paths + rows, mask=real, other=0)
+        place = tl.load(positions + rows, mask=real, other=0)
+        nodes = positions + first + count - (length - tree)
+        clear = tl.minimum(clear, tree)
+    if APART:
+        place = tl.load(positions + rows, mask=real, other=0)
+    if WINDOW or APART:
+        low = tl.where(place < window + sink_keys, -1, place - window)
+        if APART:  # nothing to see while the window reaches back to the sinks
+            end = tl.where(tl.max(tl.where(real, low, -1), 0) < 0, 0, tl.minimum(length, sink_keys))
+        else:
+            begin = tl.maximum(begin, tl.min(tl.where(real, low, length), 0) + 1)
+        clear = begin
+    return place, low, path, tree, nodes, begin, end, clear
+
+
+@triton.jit
 def _over(
     acc, top, total, q, begin, until, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
     own, place, low, path, tree, nodes, scale, cap,
@@ -134,28 +165,10 @@ def _attend(
     q = tl.load(queries + rows[:, None] * q_token + heads[:, None] * q_head + dim[None, :], mask=real[:, None] & in_dim[None, :], other=0.0)
 
     own = length - count + token
-    place, low, path, tree, nodes, begin = own, own, own, length, positions, 0
-    end, clear = length, length  # keys that some row sees; keys that all rows see
-    if first_keys is not None:
-        begin = tl.load(first_keys + request)
-    if CAUSAL:
-        end = tl.minimum(length, length - count + (block + 1) * BLOCK_Q)
-        clear = tl.minimum(length, length - count + block * BLOCK_Q + 1)
-    if TREE:
-        tree = tl.load(tree_starts + request)
-        path = tl.load(paths + rows, mask=real, other=0)
-        place = tl.load(positions + rows, mask=real, other=0)
-        nodes = positions + first + count - (length - tree)
-        clear = tl.minimum(clear, tree)
-    if APART:
-        place = tl.load(positions + rows, mask=real, other=0)
-    if WINDOW or APART:
-        low = tl.where(place < window + sink_keys, -1, place - window)
-        if APART:  # nothing to see while the window reaches back to the sinks
-            end = tl.where(tl.max(tl.where(real, low, -1), 0) < 0, 0, tl.minimum(length, sink_keys))
-        else:
-            begin = tl.maximum(begin, tl.min(tl.where(real, low, length), 0) + 1)
-        clear = begin
+    place, low, path, tree, nodes, begin, end, clear = _seen(
+        first_keys, positions, tree_starts, paths, request, block, first, count, length, rows, real, own, window, sink_keys,
+        BLOCK_Q, CAUSAL, WINDOW, TREE, APART,
+    )  # fmt: skip
     share = tl.cdiv(tl.cdiv(tl.maximum(end - begin, 0), splits), BLOCK_N) * BLOCK_N
     begin = begin + split * share
     end = tl.minimum(end, begin + share)
