@@ -1,4 +1,4 @@
-"""How kernels are compiled: three decorators, and one cache folder per library, keyed by all its sources.
+"""How kernels are compiled: two decorators, and one cache folder per library, keyed by all its sources.
 
 numba caches a function by its own file and does not see that a function it calls has changed in another one. So the cache
 folder's name holds a digest over every source of the library, numba's version and Python's: a change anywhere starts a fresh
@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit, types
+from numba import njit
 from numba.core import caching
 
 from agentkit.cache_folder import cache_root
+from agentkit.grammars import linking
+from agentkit.grammars.linking import KernelCompiler, PartCompiler, as_part, with_one_signature
 
 
 class KernelLibrary:
@@ -32,7 +34,7 @@ class KernelLibrary:
 
     def __init__(self, name: str, sources: Path) -> None:
         h = hashlib.blake2b(repr((numba.__version__, sys.version_info[:3])).encode(), digest_size=8)
-        for path in (*sorted(sources.glob("*.py")), Path(__file__)):
+        for path in (*sorted(sources.glob("*.py")), Path(__file__), Path(linking.__file__)):
             h.update(path.read_bytes())
         self.digest = h.hexdigest()
         self.folder = cache_root() / "kernels" / f"{name}-{self.digest}"
@@ -40,10 +42,11 @@ class KernelLibrary:
 
     def kernel(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """An entry point for Python: compiled on first use, or loaded from the cache folder. options: numba's own, such as parallel=True."""
-        dispatcher = _one_signature(njit(nogil=True, boundscheck=False, **options)(function))
-        if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-            dispatcher._cache = _cache_in(self, function)
-            self._entries.append(dispatcher)
+        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+            return function
+        dispatcher = with_one_signature(njit(nogil=True, boundscheck=False, pipeline_class=KernelCompiler, **options)(function))
+        dispatcher._cache = _cache_in(self, function)
+        self._entries.append(dispatcher)
         return dispatcher  # type: ignore[no-any-return]
 
     def cached(self) -> bool:
@@ -85,35 +88,17 @@ def _cache_in(library: KernelLibrary, function: Callable[..., Any]) -> Any:
     return Cache(function)  # type: ignore[no-untyped-call]
 
 
-def _one_signature(function: Any) -> Any:
-    """Have calls from compiled code pass every integer as int64, so that each function is compiled once.
-
-    Otherwise numba compiles a function again for each mixture of integer widths and literal arguments it is called with.
-    """
+def part(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function that only kernels call. options: numba's own, such as fastmath."""
     if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
-    resolve = function.get_call_template
-
-    def get_call_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        plain = (types.unliteral(a) for a in args)  # type: ignore[no-untyped-call]
-        return resolve(tuple(types.int64 if isinstance(a, types.Integer) else a for a in plain), kws)
-
-    function.get_call_template = get_call_template
-    return function
+    without: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return as_part(njit(nogil=True, boundscheck=False, pipeline_class=PartCompiler, **without, **options)(function))  # type: ignore[no-any-return]
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that only kernels call: compiled into them, without a wrapper for Python and without a cache entry."""
-    return _one_signature(njit(nogil=True, boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))  # type: ignore[call-overload, no-any-return]
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of a recursive kernel that calls it back: pasted into it, so that the recursion is the kernel's own.
-
-    numba's cache loses the links between functions that call each other in a circle; a function that only calls
-    itself is safe.
-    """
-    return _one_signature(njit(nogil=True, boundscheck=False, inline="always")(function))  # type: ignore[no-any-return]
+    """A part of the grammar kernels: its integers are int64."""
+    return with_one_signature(part(function))  # type: ignore[no-any-return]
 
 
 GRAMMARS = KernelLibrary("grammars", Path(__file__).parent / "core")

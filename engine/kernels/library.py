@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit
 
-from agentkit.grammars.jit import KernelLibrary
+from agentkit.grammars.jit import KernelLibrary, part
 
 ENGINE = KernelLibrary("engine", Path(__file__).parent)
 kernel = ENGINE.kernel
@@ -22,8 +21,7 @@ kernel = ENGINE.kernel
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that only kernels call."""
-    flags = {"contract"}
-    return njit(nogil=True, boundscheck=False, fastmath=flags, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[call-overload, no-any-return]
+    return part(function, fastmath={"contract"})
 
 
 @cache

@@ -93,7 +93,7 @@ from agentkit.grammars.core.objects import (
     mk_object,
     trie_child,
 )
-from agentkit.grammars.jit import inlined, inner
+from agentkit.grammars.jit import inner
 
 
 @inner
@@ -181,7 +181,7 @@ def _extrakey_step(mem, node, symbol, rest):
     return mk_alt(mem, base)
 
 
-@inlined
+@inner
 def _object_step(mem, node, symbol):
     obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     base = top_of(mem)
@@ -214,7 +214,7 @@ def _looking_on(mem, settled, ends, following):
     return EMPTY if settled == EMPTY and ends == EMPTY else mk_seq(mem, mk_ahead(mem, settled, ends, 1), following)
 
 
-@inlined
+@inner
 def _looking_step(mem, first, rest, symbol):
     """Derivative of first . rest, where `first` is an AHEAD or a choice in which one may stand for the empty text."""
     base = top_of(mem)
@@ -228,7 +228,17 @@ def _looking_step(mem, first, rest, symbol):
 
 @inner
 def derive(mem, node, symbol):
-    """Derivative without the check of intersections. EMPTY and nothing memoised when H_STATUS is set."""
+    """Derivative without the check of intersections. EMPTY and nothing memoised when H_STATUS is set.
+
+    What is recursive is short, here as elsewhere: numba works through all of it for each call that comes back to it.
+    """
+    known = _known(mem, node, symbol)
+    return known if known >= 0 else _work_out(mem, node, symbol)
+
+
+@inner
+def _known(mem, node, symbol):
+    """The derivative where it is plain to see or memoised, else -1."""
     if node <= EPSILON or reg(mem, H_STATUS):
         return EMPTY
     if node == ALL:
@@ -244,71 +254,89 @@ def derive(mem, node, symbol):
     first = get(mem, node, N_A)
     if op == A_SEQ and get(mem, first, N_OP) == A_LITERAL and pool(mem, get(mem, first, N_A)) != symbol:
         return EMPTY
-    known = memo_find(mem, node, symbol)
-    if known >= 0:
-        return known
+    return memo_find(mem, node, symbol)
+
+
+@inner
+def _work_out(mem, node, symbol):
     mem[H_DEPTH] += 1
     if reg(mem, H_DEPTH) > MAX_DEPTH:
         mem[H_STATUS] = TOO_DEEP
     base = top_of(mem)
-    result = EMPTY
-    if op == A_SEQ:
-        rest, looks = node, flags_of(mem, node) & LOOKS
-        while get(mem, rest, N_OP) == A_SEQ:
-            first, rest = get(mem, rest, N_A), get(mem, rest, N_B)
-            if looks and (get(mem, first, N_OP) == A_AHEAD or may_look(mem, first)):
-                push(mem, _looking_step(mem, first, rest, symbol))
-                rest = EMPTY
-                break
-            _push_seq(mem, derive(mem, first, symbol), rest)
-            if not nullable(mem, first):
-                rest = EMPTY
-        push(mem, derive(mem, rest, symbol))
-        result = mk_alt(mem, base)
-    elif op == A_ALT:
-        for i in range(get(mem, node, N_B)):
-            push(mem, pool(mem, first + i))
-        whole = mk_alt(mem, base) if flags_of(mem, node) & LOOSE else node
-        if whole != node:
-            result = derive(mem, whole, symbol)
-        else:
-            mem[H_SCRATCH_TOP] = base
-            for i in range(get(mem, node, N_B)):
-                push(mem, derive(mem, pool(mem, first + i), symbol))
-            result = mk_alt(mem, base)
-    elif op == A_REPEAT:
-        lo, hi = get(mem, node, N_B), get(mem, node, N_C)
-        inner = derive(mem, first, symbol)
-        if inner != EMPTY:
-            _push_seq(mem, inner, mk_repeat(mem, first, max(lo - 1, 0), hi - 1 if hi > 0 else hi))
-            result = mk_alt(mem, base)
-    elif op == A_AND:
-        for i in range(get(mem, node, N_B)):
-            inner = derive(mem, pool(mem, first + i), symbol)
-            push(mem, inner)
-            if inner == EMPTY:
-                break
-        result = mk_and(mem, base)
-    elif op == A_NOT:
-        if symbol < 256:
-            result = mk_not(mem, derive(mem, first, symbol))
-    elif op == A_CALL:
-        result = derive(mem, pool(mem, first), symbol)
-    elif op == A_CLOSED:
-        result = mk_closed(mem, derive(mem, first, symbol))
-    elif op == A_TRIE:
-        child = trie_child(mem, first, symbol)
-        if child:
-            result = _trie_node(mem, child)
-    elif op == A_OBJECT:
-        result = _object_step(mem, node, symbol)
-    elif op == A_KEY:
-        result = _key_step(mem, node, symbol)
-    elif op == A_EXTRAKEY:
-        result = _extrakey_step(mem, node, symbol, derive(mem, get(mem, node, N_D), symbol))
+    result = _derive(mem, node, symbol)
     mem[H_SCRATCH_TOP] = base
     mem[H_DEPTH] -= 1
     if reg(mem, H_STATUS):
         return EMPTY
     memo_store(mem, node, symbol, result)
     return result
+
+
+@inner
+def _derive(mem, node, symbol):
+    """As `derive`; it may leave things on the scratch stack."""
+    op, first, base = get(mem, node, N_OP), get(mem, node, N_A), top_of(mem)
+    if op == A_SEQ:
+        return _seq_step(mem, node, symbol)
+    if op == A_ALT:
+        return _alt_step(mem, node, symbol)
+    if op == A_REPEAT:
+        lo, hi = get(mem, node, N_B), get(mem, node, N_C)
+        item = derive(mem, first, symbol)
+        if item == EMPTY:
+            return EMPTY
+        _push_seq(mem, item, mk_repeat(mem, first, max(lo - 1, 0), hi - 1 if hi > 0 else hi))
+        return mk_alt(mem, base)
+    if op == A_AND:
+        for i in range(get(mem, node, N_B)):
+            member = derive(mem, pool(mem, first + i), symbol)
+            push(mem, member)
+            if member == EMPTY:
+                break
+        return mk_and(mem, base)
+    if op == A_NOT:
+        return mk_not(mem, derive(mem, first, symbol)) if symbol < 256 else EMPTY
+    if op == A_CALL:
+        return derive(mem, pool(mem, first), symbol)
+    if op == A_CLOSED:
+        return mk_closed(mem, derive(mem, first, symbol))
+    if op == A_TRIE:
+        child = trie_child(mem, first, symbol)
+        return _trie_node(mem, child) if child else EMPTY
+    if op == A_OBJECT:
+        return _object_step(mem, node, symbol)
+    if op == A_KEY:
+        return _key_step(mem, node, symbol)
+    if op == A_EXTRAKEY:
+        return _extrakey_step(mem, node, symbol, derive(mem, get(mem, node, N_D), symbol))
+    return EMPTY
+
+
+@inner
+def _seq_step(mem, node, symbol):
+    base, rest, looks = top_of(mem), node, flags_of(mem, node) & LOOKS
+    while get(mem, rest, N_OP) == A_SEQ:
+        first, rest = get(mem, rest, N_A), get(mem, rest, N_B)
+        if looks and (get(mem, first, N_OP) == A_AHEAD or may_look(mem, first)):
+            push(mem, _looking_step(mem, first, rest, symbol))
+            rest = EMPTY
+            break
+        _push_seq(mem, derive(mem, first, symbol), rest)
+        if not nullable(mem, first):
+            rest = EMPTY
+    push(mem, derive(mem, rest, symbol))
+    return mk_alt(mem, base)
+
+
+@inner
+def _alt_step(mem, node, symbol):
+    base, first = top_of(mem), get(mem, node, N_A)
+    if flags_of(mem, node) & LOOSE:
+        for i in range(get(mem, node, N_B)):
+            push(mem, pool(mem, first + i))
+        whole = mk_alt(mem, base)
+        if whole != node:
+            return derive(mem, whole, symbol)
+    for i in range(get(mem, node, N_B)):
+        push(mem, derive(mem, pool(mem, first + i), symbol))
+    return mk_alt(mem, base)

@@ -32,7 +32,7 @@ from agentkit.grammars.core.layout import (
     T_COUNT,
 )
 from agentkit.grammars.core.nodes import bit, flags_of, fresh_epoch, get, may_look, mk_seq, nullable, pool, push, put, reg, scratch, scratch_set, top_of
-from agentkit.grammars.jit import inlined, inner
+from agentkit.grammars.jit import inner
 
 
 @inner
@@ -46,7 +46,7 @@ def first_bytes(mem, node, at):
     _first_bytes(mem, node, at, fresh_epoch(mem))
 
 
-@inlined
+@inner
 def _looking_bytes(mem, node, at):
     """The bytes of a sequence that begins with an AHEAD, or a choice in which one may stand for the empty text; False if it does not."""
     first, rest = get(mem, node, N_A), get(mem, node, N_B)
@@ -70,10 +70,15 @@ def _looking_bytes(mem, node, at):
 
 @inner
 def _first_bytes(mem, node, at, epoch):
+    if node > EPSILON and get(mem, node, N_MARK) != epoch and reg(mem, H_STATUS) == 0:
+        put(mem, node, N_MARK, epoch)
+        _add_first(mem, node, at, epoch)
+
+
+@inner
+def _add_first(mem, node, at, epoch):
+    """As `_first_bytes`, of a node that has just been marked."""
     op = get(mem, node, N_OP)
-    if node <= EPSILON or get(mem, node, N_MARK) == epoch or reg(mem, H_STATUS):
-        return
-    put(mem, node, N_MARK, epoch)
     if op == A_LITERAL:
         _set_bit(mem, at, pool(mem, get(mem, node, N_A)))
     elif op == A_CLASS:
@@ -81,19 +86,7 @@ def _first_bytes(mem, node, at, epoch):
         for i in range(8):
             scratch_set(mem, at + i, scratch(mem, at + i) | pool(mem, offset + i))
     elif op == A_SEQ:
-        rest = node
-        while get(mem, rest, N_OP) == A_SEQ:
-            if flags_of(mem, get(mem, rest, N_A)) & LOOKS and _looking_bytes(mem, rest, at):
-                return
-            _first_bytes(mem, get(mem, rest, N_A), at, epoch)
-            if not nullable(mem, get(mem, rest, N_A)):
-                return
-            rest = get(mem, rest, N_B)
-            if get(mem, rest, N_MARK) == epoch:
-                return
-            if get(mem, rest, N_OP) == A_SEQ:
-                put(mem, rest, N_MARK, epoch)
-        _first_bytes(mem, rest, at, epoch)
+        _first_of_seq(mem, node, at, epoch)
     elif op == A_ALT:
         for i in range(get(mem, node, N_B)):
             _first_bytes(mem, pool(mem, get(mem, node, N_A) + i), at, epoch)
@@ -116,3 +109,20 @@ def _first_bytes(mem, node, at, epoch):
     elif op != A_SPECIAL and op != A_AHEAD:
         for i in range(8):
             scratch_set(mem, at + i, -1)
+
+
+@inner
+def _first_of_seq(mem, node, at, epoch):
+    rest = node
+    while get(mem, rest, N_OP) == A_SEQ:
+        if flags_of(mem, get(mem, rest, N_A)) & LOOKS and _looking_bytes(mem, rest, at):
+            return
+        _first_bytes(mem, get(mem, rest, N_A), at, epoch)
+        if not nullable(mem, get(mem, rest, N_A)):
+            return
+        rest = get(mem, rest, N_B)
+        if get(mem, rest, N_MARK) == epoch:
+            return
+        if get(mem, rest, N_OP) == A_SEQ:
+            put(mem, rest, N_MARK, epoch)
+    _first_bytes(mem, rest, at, epoch)

@@ -73,7 +73,7 @@ from agentkit.grammars.core.objects import (
     words_of,
 )
 from agentkit.grammars.core.step import step
-from agentkit.grammars.jit import inlined, inner
+from agentkit.grammars.jit import inner
 
 MANY_LETTERS = 256  # names longer than this are not counted
 
@@ -109,7 +109,7 @@ def _search_need(mem, node):
     return found if found >= 0 else INFINITE
 
 
-@inlined
+@inner
 def _field_need(mem, obj, i):
     """Bytes of declared key `i` with its quotes, colon, value and white space."""
     field = pool(mem, obj + O_FIELD) + FIELD_SIZE * i
@@ -161,7 +161,7 @@ def _name_length(mem, language, rank):
     return longest, 0
 
 
-@inlined
+@inner
 def _free_extra_need(mem, obj, keys, count, asked):
     """Bytes that suffice for each of `count` more undeclared members: quotes, name, colon, value and white space.
 
@@ -187,7 +187,7 @@ def _free_extra_need(mem, obj, keys, count, asked):
     return enough if enough < INFINITE or last < 0 else min(last, INFINITE)
 
 
-@inlined
+@inner
 def _cheapest_members(mem, obj, keys, count):
     """Bytes of `count` optional members beside the required ones (without commas): declared ones first, the cheapest of them."""
     total = 0
@@ -209,7 +209,7 @@ def _cheapest_members(mem, obj, keys, count):
     return total
 
 
-@inlined
+@inner
 def _object_need(mem, node):
     obj, keys, phase = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     members = 0
@@ -232,7 +232,7 @@ def _object_need(mem, node):
     return min(total + commas * need(mem, pool(mem, obj + O_COMMA)) + need(mem, pool(mem, obj + O_CLOSE)), INFINITE)
 
 
-@inlined
+@inner
 def _key_need(mem, node):
     obj, keys, trie = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C)
     best = INFINITE
@@ -245,7 +245,7 @@ def _key_need(mem, node):
     return best
 
 
-@inlined
+@inner
 def _extrakey_need(mem, node):
     obj, keys, path, rest = get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_E), get(mem, node, N_D)
     after = 1 + need(mem, close_extrakey(mem, obj, keys, path, get(mem, node, N_F)))
@@ -266,61 +266,87 @@ def _extrakey_need(mem, node):
 @inner
 def need(mem, node):
     """Bytes of the shortest text of `node` (a special token counts as one); INFINITE if there is none."""
-    if node <= EPSILON or mem[H_STATUS]:
+    known = _known(mem, node)
+    return known if known >= 0 else _work_out(mem, node)
+
+
+@inner
+def _known(mem, node):
+    """What is needed where that is known, else -1."""
+    if node <= EPSILON or reg(mem, H_STATUS):
         return INFINITE if node == EMPTY else 0
     known = get(mem, node, N_NEED)
-    if known:
-        return known - 1
-    op = get(mem, node, N_OP)
-    result = 0
+    if known == 0 and get(mem, node, N_OP) == A_CALL:
+        return pool(mem, get(mem, node, N_A) + 2)
+    return known - 1
+
+
+@inner
+def _work_out(mem, node):
+    result = _need(mem, node, get(mem, node, N_OP))
+    if reg(mem, H_STATUS) == 0:
+        put(mem, node, N_NEED, result + 1)
+    return result
+
+
+@inner
+def _need(mem, node, op):
+    """As `need`, not yet known."""
     if op == A_LITERAL:
-        result = get(mem, node, N_B)
-    elif op == A_CLASS or op == A_SPECIAL:
-        result = 1
-    elif op == A_AHEAD:  # what settles it is one byte long
-        result = INFINITE if has_begun(mem, node) else 1
-    elif op == A_SEQ and has_begun(mem, get(mem, node, N_A)):
-        result, words = INFINITE, top_of(mem)
-        for _ in range(8):
-            push(mem, 0)
-        first_bytes(mem, node, words)
-        for byte in range(256):
-            if (scratch(mem, words + (byte >> 5)) >> (byte & 31)) & 1:
-                result = min(result, 1 + need(mem, step(mem, node, byte)))
-        mem[H_SCRATCH_TOP] = words
-    elif op == A_SEQ:
-        base, rest = top_of(mem), node
-        while get(mem, rest, N_OP) == A_SEQ and get(mem, rest, N_NEED) == 0 and reg(mem, H_STATUS) == 0:
-            push(mem, rest)
-            rest = get(mem, rest, N_B)
-        result = need(mem, rest)
-        while top_of(mem) > base:
-            mem[H_SCRATCH_TOP] -= 1
-            link = scratch(mem, top_of(mem))
-            result = min(result + need(mem, get(mem, link, N_A)), INFINITE)
-            if reg(mem, H_STATUS) == 0:
-                put(mem, link, N_NEED, result + 1)
-    elif op == A_ALT:
+        return get(mem, node, N_B)
+    if op == A_CLASS or op == A_SPECIAL:
+        return 1
+    if op == A_AHEAD:  # what settles it is one byte long
+        return INFINITE if has_begun(mem, node) else 1
+    if op == A_SEQ:
+        return _looking_need(mem, node) if has_begun(mem, get(mem, node, N_A)) else _seq_need(mem, node)
+    if op == A_ALT:
         result = INFINITE
         for i in range(get(mem, node, N_B)):
             result = min(result, need(mem, pool(mem, get(mem, node, N_A) + i)))
-    elif op == A_REPEAT:
+        return result
+    if op == A_REPEAT:
         lo = get(mem, node, N_B)
-        result = min(lo * need(mem, get(mem, node, N_A)), INFINITE) if lo else 0
-    elif op == A_AND or op == A_NOT:
-        result = _search_need(mem, node)
-    elif op == A_CLOSED:
-        result = need(mem, get(mem, node, N_A))
-    elif op == A_CALL:
-        return pool(mem, get(mem, node, N_A) + 2)
-    elif op == A_TRIE:
-        result = pool(mem, get(mem, node, N_A) + T_NEED)
-    elif op == A_OBJECT:
-        result = _object_need(mem, node)
-    elif op == A_KEY:
-        result = _key_need(mem, node)
-    elif op == A_EXTRAKEY:
-        result = _extrakey_need(mem, node)
-    if reg(mem, H_STATUS) == 0:
-        put(mem, node, N_NEED, result + 1)
+        return min(lo * need(mem, get(mem, node, N_A)), INFINITE) if lo else 0
+    if op == A_AND or op == A_NOT:
+        return _search_need(mem, node)
+    if op == A_CLOSED:
+        return need(mem, get(mem, node, N_A))
+    if op == A_TRIE:
+        return pool(mem, get(mem, node, N_A) + T_NEED)
+    if op == A_OBJECT:
+        return _object_need(mem, node)
+    if op == A_KEY:
+        return _key_need(mem, node)
+    return _extrakey_need(mem, node) if op == A_EXTRAKEY else 0
+
+
+@inner
+def _looking_need(mem, node):
+    """Of a sequence whose AHEAD has begun: what settles it is not known but by reading on."""
+    result, words = INFINITE, top_of(mem)
+    for _ in range(8):
+        push(mem, 0)
+    first_bytes(mem, node, words)
+    for byte in range(256):
+        if (scratch(mem, words + (byte >> 5)) >> (byte & 31)) & 1:
+            result = min(result, 1 + need(mem, step(mem, node, byte)))
+    mem[H_SCRATCH_TOP] = words
+    return result
+
+
+@inner
+def _seq_need(mem, node):
+    """Of all the sequences that follow one another, from the last one on: long ones would be too deep for recursion."""
+    base, rest = top_of(mem), node
+    while get(mem, rest, N_OP) == A_SEQ and get(mem, rest, N_NEED) == 0 and reg(mem, H_STATUS) == 0:
+        push(mem, rest)
+        rest = get(mem, rest, N_B)
+    result = need(mem, rest)
+    while top_of(mem) > base:
+        mem[H_SCRATCH_TOP] -= 1
+        link = scratch(mem, top_of(mem))
+        result = min(result + need(mem, get(mem, link, N_A)), INFINITE)
+        if reg(mem, H_STATUS) == 0:
+            put(mem, link, N_NEED, result + 1)
     return result

@@ -63,7 +63,7 @@ from agentkit.grammars.core.nodes import (
     top_of,
 )
 from agentkit.grammars.core.objects import can_close_extrakey, may_collide, trie_child
-from agentkit.grammars.jit import inlined, inner
+from agentkit.grammars.jit import inner
 
 
 @inner
@@ -140,7 +140,7 @@ def alive(mem, node):
     return found
 
 
-@inlined
+@inner
 def name_left(mem, obj, keys, trie, rest, path):
     """Is there a name in `rest`, begun as `path`, that is neither declared nor used? Depth-first, only as far as names collide."""
     base = top_of(mem)
@@ -171,47 +171,61 @@ def name_left(mem, obj, keys, trie, rest, path):
 @inner
 def prune(mem, node):
     """`node` without the branches whose intersection is empty."""
-    if flags_of(mem, node) & CHECK == 0 or reg(mem, H_STATUS):
-        return node
-    known = get(mem, node, N_PRUNED)
-    if known:
-        return known - 1
+    known = _pruned(mem, node)
+    return known if known >= 0 else _work_out(mem, node)
+
+
+@inner
+def _pruned(mem, node):
+    """`node` pruned where that is known, else -1."""
+    return node if flags_of(mem, node) & CHECK == 0 or reg(mem, H_STATUS) else get(mem, node, N_PRUNED) - 1
+
+
+@inner
+def _work_out(mem, node):
+    result = _prune(mem, node)
+    if reg(mem, H_STATUS) == 0:
+        put(mem, node, N_PRUNED, result + 1)
+    return result
+
+
+@inner
+def _prune(mem, node):
+    """As `prune`, not yet known."""
     op = get(mem, node, N_OP)
-    result = node
     if op == A_ALT:
         base, offset = top_of(mem), get(mem, node, N_A)
         for i in range(get(mem, node, N_B)):
             push(mem, prune(mem, pool(mem, offset + i)))
-        result = mk_alt(mem, base)
-    elif op == A_SEQ:
-        first, rest = get(mem, node, N_A), get(mem, node, N_B)
-        if get(mem, first, N_OP) == A_AHEAD:
-            result = mk_seq(mem, first, prune(mem, rest))
-            if has_begun(mem, first) and not nullable(mem, node) and result != EMPTY:
-                ends = True
-                for byte in range(256):
-                    if ends and prune(mem, derive(mem, node, byte)) != EMPTY:
-                        ends = False
-                result = EMPTY if ends else result
-        else:
-            kept = prune(mem, first)
-            if kept != first:
-                result = mk_seq(mem, kept, rest)
-    elif op == A_AHEAD and not nullable(mem, node):
-        result = EMPTY
-    elif op == A_CLOSED:
-        result = mk_closed(mem, prune(mem, get(mem, node, N_A)))
-    elif op == A_EXTRAKEY:
+        return mk_alt(mem, base)
+    if op == A_SEQ:
+        return _prune_seq(mem, node)
+    if op == A_AHEAD:
+        return node if nullable(mem, node) else EMPTY
+    if op == A_CLOSED:
+        return mk_closed(mem, prune(mem, get(mem, node, N_A)))
+    if op == A_EXTRAKEY:
         rest = prune(mem, get(mem, node, N_D))
         if rest == EMPTY:
-            result = EMPTY
-        elif flags_of(mem, rest) & ENDLESS == 0:
-            if not name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
-                result = EMPTY
-    elif (op == A_AND or op == A_NOT) and not alive(mem, node):
-        result = EMPTY
-    if reg(mem, H_STATUS) == 0:
-        put(mem, node, N_PRUNED, result + 1)
+            return EMPTY
+        if flags_of(mem, rest) & ENDLESS or name_left(mem, get(mem, node, N_A), get(mem, node, N_B), get(mem, node, N_C), rest, get(mem, node, N_E)):
+            return node
+        return EMPTY
+    return EMPTY if (op == A_AND or op == A_NOT) and not alive(mem, node) else node
+
+
+@inner
+def _prune_seq(mem, node):
+    first, rest = get(mem, node, N_A), get(mem, node, N_B)
+    if get(mem, first, N_OP) != A_AHEAD:
+        kept = prune(mem, first)
+        return mk_seq(mem, kept, rest) if kept != first else node
+    result = mk_seq(mem, first, prune(mem, rest))
+    if has_begun(mem, first) and not nullable(mem, node) and result != EMPTY:
+        for byte in range(256):
+            if prune(mem, derive(mem, node, byte)) != EMPTY:
+                return result
+        return EMPTY
     return result
 
 
