@@ -30,11 +30,12 @@ class KernelLibrary:
     Args:
         name: begins the name of the cache folder.
         sources: folder whose Python files hold the kernels.
+        *others: further files that the compiled code depends on.
     """
 
-    def __init__(self, name: str, sources: Path) -> None:
+    def __init__(self, name: str, sources: Path, *others: Path) -> None:
         h = hashlib.blake2b(repr((numba.__version__, sys.version_info[:3])).encode(), digest_size=8)
-        for path in (*sorted(sources.glob("*.py")), Path(__file__), Path(linking.__file__)):
+        for path in (*sorted(sources.glob("*.py")), Path(__file__), Path(linking.__file__), *others):
             h.update(path.read_bytes())
         self.digest = h.hexdigest()
         self.folder = cache_root() / "kernels" / f"{name}-{self.digest}"
@@ -99,7 +100,3 @@ def part(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """A part of the grammar kernels: its integers are int64."""
     return with_one_signature(part(function))  # type: ignore[no-any-return]
-
-
-GRAMMARS = KernelLibrary("grammars", Path(__file__).parent / "core")
-kernel = GRAMMARS.kernel

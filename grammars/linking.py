@@ -16,9 +16,34 @@ from llvmlite import binding, ir
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary, RuntimeLinker
 from numba.core.compiler import Compiler, Flags
+from numba.core.typed_passes import DumpParforDiagnostics, InlineOverloads
+from numba.core.untyped_passes import (
+    DeadBranchPrune,
+    InlineClosureLikes,
+    InlineInlinables,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    RewriteDynamicRaises,
+    RewriteSemanticConstants,
+    WithLifting,
+)
 
-__all__ = ["KernelCompiler", "PartCompiler", "as_part", "with_one_signature"]
+__all__ = ["KernelCompiler", "KernelsTogether", "PartCompiler", "as_part", "with_one_signature"]
 
+
+_UNUSED = (
+    DeadBranchPrune,
+    DumpParforDiagnostics,
+    InlineClosureLikes,
+    InlineInlinables,
+    InlineOverloads,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    RewriteDynamicRaises,
+    RewriteSemanticConstants,
+    WithLifting,
+)
+"""Steps of numba's for what kernels do not hold: closures, `with`, code that depends on constant arguments ..."""
 
 _CALLED_LATER = RuntimeLinker.PREFIX  # begins the name of a pointer to a function that was still being translated when it was called
 _parts: dict[str, _Part] = {}  # by the name of the function
@@ -29,6 +54,9 @@ class _Part(JITCodeLibrary):
 
     def finalize(self) -> None:
         self._finalized = True
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
 
     def links(self) -> list[Any]:
         """The libraries of the functions that it calls."""
@@ -54,6 +82,18 @@ class _Kernel(JITCodeLibrary):
             self._final_module.get_function(function).linkage = "internal"
         self._linking_libraries = [library for library in reached if not isinstance(library, _Part)]
         super().finalize()  # type: ignore[no-untyped-call]
+
+
+class KernelsTogether(_Kernel):
+    """Several kernels in one module. They do not run from here: their machine code is to be loaded."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def machine_code(self) -> bytes:
+        """An object file."""
+        self._ensure_finalized()  # type: ignore[no-untyped-call]
+        return self._codegen._tm.emit_object(self._final_module)  # type: ignore[no-any-return]
 
 
 def _link_parts(module: Any, libraries: list[Any]) -> list[str]:
@@ -121,7 +161,10 @@ class KernelCompiler(Compiler):
         if self.state.library is None:
             self.state.library = self._library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             self.state.library.enable_object_caching()
-        return super().define_pipelines()  # type: ignore[no-untyped-call]
+        pipelines = super().define_pipelines()  # type: ignore[no-untyped-call]
+        for pipeline in pipelines:
+            pipeline.passes = [(step, name) for step, name in pipeline.passes if step not in _UNUSED]
+        return pipelines
 
 
 class PartCompiler(KernelCompiler):

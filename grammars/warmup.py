@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentkit.grammars.core.decorators import GRAMMARS
 from agentkit.grammars.grammar import Grammar
-from agentkit.grammars.jit import GRAMMARS
 from agentkit.grammars.vocabulary import Vocabulary
 
 __all__ = ["compile_kernels", "kernels_cached"]

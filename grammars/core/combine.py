@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_ALT,
     A_AND,
@@ -37,7 +38,6 @@ from agentkit.grammars.core.layout import (
     WIDE,
 )
 from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mix, mk_repeat, mk_seq, nullable, pool, push, scratch, scratch_set, top_of
-from agentkit.grammars.jit import inner
 
 MANY = 16  # members of a choice; in larger ones equal heads are found by hashing
 

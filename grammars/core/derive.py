@@ -8,6 +8,7 @@ continuation is the tail of a sequence: the parse stack.
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_AHEAD,
     A_ALT,
@@ -93,7 +94,6 @@ from agentkit.grammars.core.objects import (
     mk_object,
     trie_child,
 )
-from agentkit.grammars.jit import inner
 
 
 @inner

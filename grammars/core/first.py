@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_AHEAD,
     A_ALT,
@@ -32,7 +33,6 @@ from agentkit.grammars.core.layout import (
     T_COUNT,
 )
 from agentkit.grammars.core.nodes import bit, flags_of, fresh_epoch, get, may_look, mk_seq, nullable, pool, push, put, reg, scratch, scratch_set, top_of
-from agentkit.grammars.jit import inner
 
 
 @inner

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from agentkit.grammars.core.combine import mk_alt
+from agentkit.grammars.core.decorators import INT, INTS, ROW, inner, kernel
 from agentkit.grammars.core.keys import QUOTE, could_take
 from agentkit.grammars.core.layout import (
     A_ALT,
@@ -46,8 +47,7 @@ from agentkit.grammars.core.objects import extra_missing, keys_written, mk_extra
 from agentkit.grammars.core.search import need
 from agentkit.grammars.core.step import step
 from agentkit.grammars.core.walks import add_tokens, child_of, push_path
-from agentkit.grammars.core.witness import MAX_WITNESS, fits, witness
-from agentkit.grammars.jit import inner, kernel
+from agentkit.grammars.core.witness import MAX_WITNESS, is_within, witness
 
 GUARDED = 1024  # tokens that are tried with the names they write
 
@@ -111,11 +111,11 @@ def _guard_witness(mem, voc, row, state, budget):
         if node < 0:
             break
         state = step(mem, state, np.int64(symbols[k]))
-        if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1) and fits(mem, voc, state, budget - 1):
+        if voc_at(voc, V_FIRST, node) < voc_at(voc, V_FIRST, node + 1) and is_within(mem, voc, state, budget - 1):
             add_tokens(voc, row, node)
 
 
-@kernel
+@kernel(INTS, INTS, ROW, INT, INT)
 def guarded_row(mem, voc, row, state, budget):
     """Into `row` the tokens after which the text can still be completed within budget - 1 more; stop tokens as ever.
 
@@ -137,10 +137,10 @@ def guarded_row(mem, voc, row, state, budget):
         following = _anonymous(mem, following)
         states[d + 1] = following
         first = reg(voc, V_FIRST) + i
-        if reg(voc, first) < reg(voc, first + 1) and fits(mem, voc, following, budget - 1):
+        if reg(voc, first) < reg(voc, first + 1) and is_within(mem, voc, following, budget - 1):
             if _names_to_come(mem, following) and (reg(voc, V_COMPLETE) == 0 or need(mem, following) >= budget):
                 looked_at += 1
-                if looked_at <= GUARDED and fits(mem, voc, _read(mem, voc, state, i), budget - 1):
+                if looked_at <= GUARDED and is_within(mem, voc, _read(mem, voc, state, i), budget - 1):
                     add_tokens(voc, row, i)
             else:
                 add_tokens(voc, row, i)
@@ -150,7 +150,7 @@ def guarded_row(mem, voc, row, state, budget):
         token = voc_at(voc, V_SPECIALS, k)
         if token >= 0:
             following = step(mem, state, 256 + k)
-            if following != EMPTY and fits(mem, voc, following, budget - 1):
+            if following != EMPTY and is_within(mem, voc, following, budget - 1):
                 row[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
     for k in range(reg(voc, V_STOP_COUNT)):
         token = voc_at(voc, V_STOPS, k)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.derive import derive
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
@@ -44,7 +45,6 @@ from agentkit.grammars.core.nodes import flags_of, get, mk_seq, nullable, pool, 
 from agentkit.grammars.core.runs import add_inside, find_record, hang_record, is_run, item_record, items_before
 from agentkit.grammars.core.step import reach, step
 from agentkit.grammars.core.walks import begins, enter, has_byte, path_states
-from agentkit.grammars.jit import inner
 
 R_INSIDE, R_EXITS, R_REACH, R_LISTS = 2, 3, 4, 5
 MANY_EXITS = 8192  # more exits than this: walk the state as it is

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import BYTES, INT, INTS, OUT_BYTES, ROWS, inner, kernel
 from agentkit.grammars.core.derive import memo_store
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
@@ -38,10 +39,9 @@ from agentkit.grammars.core.masks import bank_slot
 from agentkit.grammars.core.nodes import fixed_hash, get, list_hash, nullable, pool, pool_set, push, put, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.runs import ITEM, R_COUNTS, R_DATA, R_KEY, R_NEXT
 from agentkit.grammars.core.step import step
-from agentkit.grammars.jit import inner, kernel
 
 
-@kernel
+@kernel(INTS, INT, BYTES)
 def advance_bytes(mem, state, data):
     """State after the bytes `data`; EMPTY if they are not allowed (or H_STATUS is set)."""
     for k in range(data.shape[0]):
@@ -51,7 +51,7 @@ def advance_bytes(mem, state, data):
     return state
 
 
-@kernel
+@kernel(INTS, INTS, INT, INT)
 def advance_token(mem, voc, state, token):
     """State after `token`; EMPTY if it is not allowed (or H_STATUS is set). Tokens without bytes are special symbols."""
     start, end = voc_at(voc, V_START, token), voc_at(voc, V_START, token + 1)
@@ -67,7 +67,7 @@ def advance_token(mem, voc, state, token):
     return state
 
 
-@kernel
+@kernel(INTS, INTS, INT, OUT_BYTES)
 def forced_bytes(mem, voc, state, out):
     """The bytes that must follow, as long as there is exactly one choice and the text may not end; their number."""
     count = 0
@@ -99,7 +99,7 @@ def forced_bytes(mem, voc, state, out):
     return count
 
 
-@kernel
+@kernel(INTS, INTS, INT)
 def rehash(old, new, memo):
     """Fill the empty hash and memo tables of `new` from the nodes and memo entries of `old` (sections already copied); memo: 0 without the memo."""
     table, mask = reg(new, H_HASH), reg(new, H_HASH_MASK)
@@ -126,7 +126,7 @@ def is_list(op):
     return op == 5 or op == 7 or op == 15 or op == 17
 
 
-@kernel
+@kernel(INTS)
 def forget_masks(mem):
     """Drop all references into the bank."""
     mem[H_BANK_USED] = 0
@@ -135,7 +135,7 @@ def forget_masks(mem):
         mem[at + N_MASK], mem[at + N_HEAD] = 0, 0
 
 
-@kernel
+@kernel(INTS)
 def settle(mem):
     """Make the arena one to begin others with: its masks are forgotten, and its runs name their bank rows as rows of `fixed`."""
     mem[H_BANK_USED] = 0
@@ -150,7 +150,7 @@ def settle(mem):
             record = pool(mem, record + R_NEXT)
 
 
-@kernel
+@kernel(ROWS, INTS, INTS)
 def reindex(rows, old, new):
     """Enter the rows that `old` refers to into the larger index `new`."""
     for k in range(old.shape[0]):
@@ -158,7 +158,7 @@ def reindex(rows, old, new):
             new[bank_slot(rows, new, rows[old[k]])] = old[k]
 
 
-@kernel
+@kernel(BYTES, INTS, INTS, INTS, INTS, INTS, INTS, INTS)
 def build_vocabulary(data, starts, ids, byte, depth, skip, parent, first):
     """Token trie in depth-first order over tokens sorted by bytes (token k: data[starts[k]:starts[k + 1]], id ids[k]).
 

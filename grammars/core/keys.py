@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_BYTES,
     A_LITERAL,
@@ -43,7 +44,6 @@ from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mk_path
 from agentkit.grammars.core.objects import can_close_extrakey, close_extrakey, find_path, may_collide, trie_child, words_of
 from agentkit.grammars.core.step import name_left, step
 from agentkit.grammars.core.walks import add_tokens, child_of, enter, push_path, remove_tokens
-from agentkit.grammars.jit import inner
 
 QUOTE = 34
 MANY_LONG = 64  # long tokens, which are looked at one by one; with more of them, so are all tokens

@@ -8,6 +8,7 @@ so that no state that is ever entered is a dead end.
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
+from agentkit.grammars.core.decorators import INT, INTS, LONGS, inner, kernel
 from agentkit.grammars.core.layout import (
     A_BYTES,
     A_CALL,
@@ -89,7 +90,6 @@ from agentkit.grammars.expr import (
     OP_SPECIAL,
     OP_TRIE,
 )
-from agentkit.grammars.jit import inner, kernel
 
 
 @inner
@@ -355,7 +355,7 @@ def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, 
     return emptied
 
 
-@kernel
+@kernel(INTS, INTS, LONGS, LONGS, LONGS, LONGS, INT, LONGS, LONGS, LONGS, LONGS, LONGS)
 def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records, rule_empty, is_null):
     """Node of the program's root.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from agentkit.grammars.core.combine import mk_alt, mk_and
+from agentkit.grammars.core.decorators import INT, INTS, ROW, ROWS, inner, kernel
 from agentkit.grammars.core.heads import add_head, add_run, behind_head, head_of, reach_of_head
 from agentkit.grammars.core.keys import QUOTE, add_key_tokens, as_text, could_take, long_tokens, without_taken
 from agentkit.grammars.core.layout import (
@@ -56,7 +57,6 @@ from agentkit.grammars.core.nodes import flags_of, get, mix, mk_repeat, mk_seq, 
 from agentkit.grammars.core.objects import any_key, may_close, mk_object
 from agentkit.grammars.core.step import step
 from agentkit.grammars.core.walks import begins, enter, has_byte, walk, walk_all
-from agentkit.grammars.jit import inner, kernel
 
 FEW_PARTS = 32  # parts of a state that are taken without looking whether they came before
 MANY_PARTS = 1024  # parts of a state; further ones are walked as they are
@@ -381,14 +381,15 @@ def _known_row(mem, voc, rows, fixed, index, work, state):
             mem[H_STATUS] = FULL_BANK
             return 0
         index[slot] = reg(mem, H_BANK_USED)
-        rows[reg(mem, H_BANK_USED)] = work
+        for w in range(work.shape[0]):  # an assignment of the whole costs numba two seconds, for the words of its error
+            rows[reg(mem, H_BANK_USED), w] = work[w]
         mem[H_BANK_USED] += 1
     known = np.int64(index[slot]) + 1
     put(mem, state, N_MASK, known)
     return known
 
 
-@kernel
+@kernel(INTS, INTS, ROWS, ROWS, INTS, ROW, INT)
 def mask_row(mem, voc, rows, fixed, index, work, state):
     """Bank row of `state`'s mask; -1 when H_STATUS says that something is full.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_AHEAD,
     A_ALT,
@@ -53,7 +54,6 @@ from agentkit.grammars.core.layout import (
     STRIDE,
     WIDE,
 )
-from agentkit.grammars.jit import inner
 
 
 @inner

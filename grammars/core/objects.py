@@ -12,6 +12,7 @@ KEYSET record, declared order: [next field, count, used undeclared paths...]
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import sort_scratch
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     A_EXTRAKEY,
     A_KEY,
@@ -56,7 +57,6 @@ from agentkit.grammars.core.layout import (
     WIDE,
 )
 from agentkit.grammars.core.nodes import bit, cons6, cons_list, fixed_hash, flags_of, get, mk_seq, pool, push, reg, scratch, scratch_set, top_of
-from agentkit.grammars.jit import inner
 
 
 @inner

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import (
     EMPTY,
     EPSILON,
@@ -31,7 +32,6 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import get, nullable, pool, pool_set, pool_take, put, reg, voc_at
 from agentkit.grammars.core.step import step
-from agentkit.grammars.jit import inner
 
 R_NEXT, R_KEY, R_COUNTS, R_DATA = 0, 1, 2, 3
 ITEM = -1  # R_KEY of these records; other records on the same node are those of heads.py

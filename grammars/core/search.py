@@ -6,6 +6,7 @@ settle it as well. So it is an upper bound, and from every state some byte makes
 
 from __future__ import annotations
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.derive import derive
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
@@ -73,7 +74,6 @@ from agentkit.grammars.core.objects import (
     words_of,
 )
 from agentkit.grammars.core.step import step
-from agentkit.grammars.jit import inner
 
 MANY_LETTERS = 256  # names longer than this are not counted
 

@@ -7,6 +7,7 @@ that nothing which may follow can settle. Knows nothing of tokens.
 from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.derive import derive
 from agentkit.grammars.core.layout import (
     A_AHEAD,
@@ -63,7 +64,6 @@ from agentkit.grammars.core.nodes import (
     top_of,
 )
 from agentkit.grammars.core.objects import can_close_extrakey, may_collide, trie_child
-from agentkit.grammars.jit import inner
 
 
 @inner

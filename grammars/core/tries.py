@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.layout import H_SCRATCH_TOP, H_STATUS, INFINITE, T_CHILDREN, T_COUNT, T_DEPTH, T_HI, T_LO, T_NEED, T_TEXT
 from agentkit.grammars.core.nodes import pool, pool_set, pool_take, push, reg, scratch, scratch_set, top_of
-from agentkit.grammars.jit import inner
 
 
 @inner

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
     EMPTY,
@@ -28,7 +29,6 @@ from agentkit.grammars.core.layout import (
 )
 from agentkit.grammars.core.nodes import flags_of, push, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.step import step
-from agentkit.grammars.jit import inner
 
 
 @inner

@@ -1,7 +1,7 @@
 """Shortest completions as texts: which bytes, how many tokens.
 
 `witness` spells a shortest text by always taking the byte that brings the end nearest, so the witness of a later state is the rest
-of the witness of an earlier one. `tokens_needed` is the least number of tokens that spell the witness: an upper bound on what a
+of the witness of an earlier one. `least_tokens` is the least number of tokens that spell the witness: an upper bound on what a
 state still needs, and the budget guard's measure.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentkit.grammars.core.decorators import INT, INTS, inner, kernel
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import EMPTY, H_SCRATCH_TOP, H_STATUS, INFINITE, LOOKS, N_TOKENS, V_COMPLETE, V_FIRST, V_SPECIAL_COUNT, V_SPECIALS
 from agentkit.grammars.core.nodes import flags_of, get, nullable, push, put, reg, scratch, top_of, voc_at
 from agentkit.grammars.core.search import need
 from agentkit.grammars.core.step import step
 from agentkit.grammars.core.walks import child_of
-from agentkit.grammars.jit import inner, kernel
 
 MAX_WITNESS = 1 << 18  # bytes; a longer shortest completion is not spelled: its tokens are taken for as many as its bytes
 
@@ -77,8 +77,8 @@ def fewest_tokens(voc, symbols, length):
     return min(best[0], INFINITE)
 
 
-@kernel
-def tokens_needed(mem, voc, node):
+@inner
+def least_tokens(mem, voc, node):
     """Tokens that the witness of `node` takes (of a very long one, its bytes); INFINITE if it has none or no tokens spell it."""
     if nullable(mem, node):
         return 0
@@ -96,15 +96,25 @@ def tokens_needed(mem, voc, node):
     return result
 
 
-@kernel
+@inner
+def is_within(mem, voc, node, budget):
+    """Can `node` be completed within `budget` tokens?"""
+    if reg(voc, V_COMPLETE) and need(mem, node) <= budget:
+        return True
+    return least_tokens(mem, voc, node) <= budget
+
+
+@kernel(INTS, INTS, INT)
+def tokens_needed(mem, voc, node):
+    return least_tokens(mem, voc, node)
+
+
+@kernel(INTS, INTS, INT, INTS)
 def shortest_text(mem, voc, node, out):
     """The witness of `node` as symbols into `out`; their number, or -1 if there is none of at most len(out)."""
     return witness(mem, voc, node, out)
 
 
-@kernel
+@kernel(INTS, INTS, INT, INT)
 def fits(mem, voc, node, budget):
-    """Can `node` be completed within `budget` tokens?"""
-    if reg(voc, V_COMPLETE) and need(mem, node) <= budget:
-        return True
-    return tokens_needed(mem, voc, node) <= budget
+    return is_within(mem, voc, node, budget)
