@@ -217,7 +217,7 @@ def _puts_bos(tokenizer: Tokenizer) -> bool:
 
 
 def _compile_kernels_once(progress: Callable[..., None] | None) -> None:
-    """Compiles the grammar kernels if this machine has not yet, showing that it does: it takes two to three minutes on one core."""
+    """Compiles the grammar kernels if this machine has not yet, showing that it does: it takes about half a minute on one core."""
     from agentkit.grammars.warmup import compile_kernels, kernels_cached
 
     if not kernels_cached():

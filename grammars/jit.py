@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from numba.core import caching
 from agentkit.cache_folder import cache_root
 from agentkit.grammars import linking
 from agentkit.grammars.linking import KernelCompiler, PartCompiler, as_part, with_one_signature
+
+KEPT_DAYS = 30
 
 
 class KernelLibrary:
@@ -50,8 +55,25 @@ class KernelLibrary:
         self._entries.append(dispatcher)
         return dispatcher  # type: ignore[no-any-return]
 
+    def note_use(self) -> None:
+        """Mark the cache folder as used today."""
+        with contextlib.suppress(OSError):  # not there yet, or read-only: then nobody clears it either
+            os.utime(self.folder)
+
+    def clear_stale(self) -> None:
+        """Remove the folders of other sources that nobody has used for KEPT_DAYS.
+
+        A process that runs their kernels still has them in memory; what it loads later it compiles anew.
+        """
+        oldest = time.time() - KEPT_DAYS * 24 * 3600
+        for folder in self.folder.parent.glob("*-" + 16 * "[0-9a-f]"):
+            with contextlib.suppress(OSError):  # another process has removed it, or it is not ours to remove
+                if folder != self.folder and folder.stat().st_mtime < oldest:
+                    shutil.rmtree(folder)
+
     def cached(self) -> bool:
         """Have all entry points that have been imported been compiled on this machine before?"""
+        self.note_use()
         modules = [(k.py_func.__module__.rpartition(".")[2], k.py_func.__name__) for k in self._entries]
         return all(any(self.folder.glob(f"{module}.{name}-*.nbi")) for module, name in modules)
 

@@ -78,6 +78,7 @@ class KernelModule(KernelLibrary):
                 if content is None:
                     content = self._compiled()
                     self._write(content)
+                    self.clear_stale()
                 self._install(*content)
                 self._loaded = True
         (result,) = dispatcher.overloads.values()
@@ -89,16 +90,17 @@ class KernelModule(KernelLibrary):
     def _compiled(self) -> tuple[Any, ...]:
         """The machine code, and by kernel what numba needs in order to call it."""
         codegen = self._target.codegen()
-        module, entries = KernelsTogether(codegen, self.folder.name), []
+        module, entries = KernelsTogether(codegen, self.folder.name), []  # type: ignore[no-untyped-call]
         for dispatcher, types in self._kernels:
-            flags = Flags()
+            flags: Any = Flags()  # type: ignore[no-untyped-call]
             dispatcher.targetdescr.options.parse_as_flags(flags, dispatcher.targetoptions)
             flags.no_compile = flags.no_cfunc_wrapper = True
             result = compile_extra(dispatcher.typingctx, self._target, dispatcher.py_func, types, None, flags, {}, module, KernelCompiler)  # type: ignore[no-untyped-call]
             result.fndesc.typemap = result.fndesc.calltypes = None
             entries.append((result.fndesc, result.environment, result.signature))
         code = module.machine_code()
-        named = [lookup_environment(variable.name) for variable in module._final_module.global_variables if variable.name.startswith("_ZN08NumbaEnv")]
+        globals_ = [variable.name for variable in module._final_module.global_variables]
+        named = [lookup_environment(name) for name in globals_ if name.startswith("_ZN08NumbaEnv")]  # type: ignore[no-untyped-call]
         return code, entries, [environment for environment in named if environment is not None and environment.can_cache()]
 
     def _install(self, code: bytes, entries: list[Any], environments: list[Any]) -> None:
@@ -127,6 +129,7 @@ class KernelModule(KernelLibrary):
             data = self._path.read_bytes()
         except OSError:
             return None
+        self.note_use()
         checksum, data = data[:_CHECKSUM], data[_CHECKSUM:]
         whole = hashlib.blake2b(data, digest_size=_CHECKSUM).digest() == checksum
         return pickle.loads(data) if whole else None

@@ -29,7 +29,7 @@ def kernels_cached() -> bool:
 
 
 def compile_kernels() -> None:
-    """Run every kernel once; quick if they are in the cache folder already, else two to three minutes on one core."""
+    """Run every kernel once; quick if they are in the cache folder already, else half a minute on one core."""
     vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), None], stop_token_ids=[256])
     matcher = Grammar.from_json_schema(_SCHEMA, key_order="any").matcher(vocabulary)
     for byte in _TEXT:
