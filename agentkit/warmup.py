@@ -1,8 +1,8 @@
 """Compile the kernels ahead of their first use: `agentkit warmup`.
 
 Kernels are compiled by numba the first time they run and are then loaded from the cache folder. So this runs each of them
-once: those of the grammars with a vocabulary of single bytes, the engine's with a tiny random decoder, and all of them together,
-if a model is named, with one short constrained generation. Knows nothing of which kernels there are.
+once: those of the grammars with a vocabulary of single bytes (in a process of their own where there are two cores), the engine's with a
+tiny random decoder, and all of them together, if a model is named, with one short constrained generation. Knows nothing of which kernels there are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ def warm_up(model: str | None = None, progress: Progress | None = None) -> None:
     """
     from agentkit.engine import warmup as engine
     from agentkit.engine.models.progress import progress_or_default
-    from agentkit.grammars.warmup import compile_kernels, kernels_cached
+    from agentkit.grammars.warmup import begin_compiling, compile_kernels, kernels_cached
 
     stage = "running the kernels of grammars (compiled before)" if kernels_cached() else "compiling the kernels of grammars (once on this machine)"
     how = "running the kernels of the engine (compiled before)" if engine.kernels_cached() else "compiling the kernels of the engine (once on this machine)"
-    steps: list[tuple[str, Callable[[], None]]] = [(stage, compile_kernels), (how, engine.compile_kernels)]
+    steps: list[tuple[str, Callable[[], None]]] = [(how, engine.compile_kernels), (stage, compile_kernels)]
     if model is not None:
         steps.append((f"running {model} once", lambda: _generate_once(model)))
+    begin_compiling()
     with progress_or_default(progress) as report:
         for stage, step in steps:
             report(stage, 0, 1)

@@ -29,6 +29,7 @@ from agentkit.engine.models.rope import Rope
 from agentkit.engine.runner import Runner
 from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits
 from agentkit.engine.weights.packed import PackedDecoder, Part
+from agentkit.grammars.warmup import begin_compiling
 
 __all__ = ["compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached", "warm_up_device"]
 
@@ -53,8 +54,9 @@ def compile_kernels() -> None:
 
 
 def compile_kernels_once(progress: Progress | None) -> None:
-    """`compile_kernels` if this machine has not yet, showing that it does."""
+    """`compile_kernels` if this machine has not yet, showing that it does; those of the grammars are begun beside it."""
     if not kernels_cached():
+        begin_compiling()
         with progress_or_default(progress) as report:
             report("compiling the kernels of the engine (once on this machine)", 0, 1)
             compile_kernels()

@@ -2,8 +2,8 @@
 
 Left to itself numba optimises every function together with all that it calls, generates code for it, and does so again for
 each of its callers. Here a *part*, a function that only others call, stays as it was translated. A *kernel* links in all the
-parts that it reaches, each once, and is then optimised as one module, in which parts are local: what is not inlined is still
-stripped of what nobody uses. Functions may call each other in a circle; within a module such calls are direct ones.
+parts that it reaches, each once, and is then optimised as one module. Functions may call each other in a circle; within a module
+such calls are direct ones.
 
 Uses numba's interfaces for compilers (`pipeline_class`, `CodeLibrary`, `Flags`). Knows nothing of caches.
 """
@@ -78,8 +78,8 @@ class _Kernel(JITCodeLibrary):
 
     def finalize(self) -> None:
         reached = _reached(self._linking_libraries)
-        for function in _link_parts(self._final_module, reached):
-            self._final_module.get_function(function).linkage = "internal"
+        for function in _link_parts(self._final_module, reached):  # "internal" gives wrong masks at -O2 and above (test_core.py, seed 29)
+            self._final_module.get_function(function).linkage = "linkonce_odr"
         self._linking_libraries = [library for library in reached if not isinstance(library, _Part)]
         super().finalize()  # type: ignore[no-untyped-call]
 

@@ -6,13 +6,17 @@ on a vocabulary of single bytes. Knows nothing of models.
 
 from __future__ import annotations
 
+import atexit
+import os
+import subprocess
+import sys
 from typing import Any
 
 from agentkit.grammars.core.decorators import GRAMMARS
 from agentkit.grammars.grammar import Grammar
 from agentkit.grammars.vocabulary import Vocabulary
 
-__all__ = ["compile_kernels", "kernels_cached"]
+__all__ = ["begin_compiling", "compile_kernels", "kernels_cached"]
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -20,6 +24,8 @@ _SCHEMA: dict[str, Any] = {
     "required": ["kind"],
     "additionalProperties": {"type": "integer"},
 }
+_ASIDE = "from agentkit.grammars.warmup import compile_kernels; compile_kernels()"
+_helpers: list[subprocess.Popen[bytes]] = []
 _TEXT = b'{"kind":"b","text":"a\\n","other":1}'
 
 
@@ -28,8 +34,21 @@ def kernels_cached() -> bool:
     return GRAMMARS.cached()
 
 
+def begin_compiling() -> None:
+    """Have another process compile them, if they are not cached and there is a second core. `compile_kernels` waits for it.
+
+    Whatever keeps that process from it is found, and told, when `compile_kernels` then does the work itself.
+    """
+    if sys.executable and not kernels_cached() and not _helpers and (os.cpu_count() or 1) > 1:
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        _helpers.append(subprocess.Popen([sys.executable, "-P", "-c", _ASIDE], **quiet))  # -P: not what lies in the current folder
+        atexit.register(_helpers[0].kill)
+
+
 def compile_kernels() -> None:
     """Run every kernel once; quick if they are in the cache folder already, else half a minute on one core."""
+    for helper in _helpers:
+        helper.wait()
     vocabulary = Vocabulary([*(bytes([byte]) for byte in range(256)), None], stop_token_ids=[256])
     matcher = Grammar.from_json_schema(_SCHEMA, key_order="any").matcher(vocabulary)
     for byte in _TEXT:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numba
 import pytest
 
+from agentkit.grammars import warmup
 from agentkit.grammars.jit import KEPT_DAYS, KernelLibrary
 
 pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
@@ -102,3 +103,24 @@ def test_folders_of_other_sources_go_when_nobody_has_used_them_for_long(tmp_path
     assert sorted(path.name for path in library.folder.parent.iterdir()) == sorted(path.name for path in (recent, other, library.folder))
     library.note_use()
     assert library.folder.stat().st_mtime > long_ago + 24 * 3600
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "print('done')"])
+def test_compiling_beside_is_waited_for_and_may_fail(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    helpers: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(warmup, "_helpers", helpers)
+    monkeypatch.setattr(warmup, "_ASIDE", program)
+    monkeypatch.setattr(warmup, "kernels_cached", lambda: False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    warmup.begin_compiling()
+    warmup.begin_compiling()
+    warmup.compile_kernels()
+    assert [helper.returncode for helper in helpers] == [3 if "raise" in program else 0]
+
+
+def test_nothing_is_compiled_beside_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "_helpers", [])
+    monkeypatch.setattr(warmup, "kernels_cached", lambda: False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    warmup.begin_compiling()
+    assert warmup._helpers == []

@@ -78,5 +78,6 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warmup_says_whether_it_compiles(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cached: bool, told: str) -> None:
     monkeypatch.setattr("agentkit.grammars.warmup.kernels_cached", lambda: cached)
     monkeypatch.setattr("agentkit.grammars.warmup.compile_kernels", lambda: None)
+    monkeypatch.setattr("agentkit.grammars.warmup.begin_compiling", lambda: None)
     assert run(monkeypatch, "warmup") == 0
     assert told in capsys.readouterr().err
