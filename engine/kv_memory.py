@@ -37,36 +37,30 @@ class KVMemory:
         """The contents of a block by groups of layers [layers of the group, 2, KV, tokens, row]; None where they are evicted."""
         return [self.store.read(group, part, len(node.tokens)) if part else None for group, part in enumerate(node.parts)]
 
-    def put(self, parent: Node, tokens: tuple[int, ...], contents: Sequence[torch.Tensor | None]) -> Node | None:
-        """A block with contents as `read` gives them in the tree after `parent`, held until `let_go`; None without room.
+    def put(self, parent: Node, tokens: tuple[int, ...], contents: Sequence[torch.Tensor | None], held: list[int]) -> Node | None:
+        """A block with contents as `read` gives them in the tree after `parent`; None without room.
 
-        A partly filled one must be whole: nothing can be lent to it.
+        A partly filled one must be whole: nothing can be lent to it.   held: gets its pages, for the caller to `give_back`; the node may
+        have left the tree by then, for a longer one.
         """
         if len(tokens) < PAGE and any(rows is None for rows in contents):
             return None
         there, shared = self.tree.match_part(parent, tokens, whole=len(tokens) < PAGE)
         node = there if shared == len(tokens) else None
         new = [rows if node is None or not node.parts[group] else None for group, rows in enumerate(contents)]
-        if node is not None:
-            self.retain(itertools.chain(*node.parts))
+        there_already = [] if node is None else list(itertools.chain(*node.parts))
+        self.retain(there_already)
+        held += there_already
         parts = self._filled(parent, new)
         if parts is None:
-            if node is not None:
-                self.let_go(node)
             return None
+        held += itertools.chain(*parts)
         if node is None:
-            node = self.tree.insert(parent, tokens, parts)
-            if node is None:
-                self.give_back(list(itertools.chain(*parts)))
-            return node
+            return self.tree.insert(parent, tokens, parts)
         for group, part in enumerate(parts):
             if part:
                 self.tree.lend(node, group, part)
         return node
-
-    def let_go(self, node: Node) -> None:
-        """Ends the hold of `put`."""
-        self.give_back(list(itertools.chain(*node.parts)))
 
     def _filled(self, parent: Node, contents: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]] | None:
         """Pages with these contents, each with one holder; None without room for all."""

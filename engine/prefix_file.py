@@ -85,18 +85,17 @@ def _insert(pool: KVPool, tree: list[Any], data: list[torch.Tensor]) -> int:
     """Nodes as sequences grow: each is computed after its parent, so a path of nodes is a sequence."""
     root = pool.tree.enter(domain())
     nodes: list[Node | None] = []
+    held: list[int] = []
     at, loaded = [0] * len(data), 0
     for parent, ids, parts in tree:
         tokens = tuple(ids)
         above = root if parent < 0 else nodes[parent]
         contents = [rows[:, :, :, i : i + len(tokens)] if there else None for rows, i, there in zip(data, at, parts, strict=True)]
-        node = None if above is None else pool.memory.put(above, tokens, contents)
+        node = None if above is None else pool.memory.put(above, tokens, contents, held)
         nodes.append(node)
         at = [i + len(tokens) * there for i, there in zip(at, parts, strict=True)]
         loaded += 0 if node is None else len(tokens)
-    for node in nodes:
-        if node is not None:
-            pool.memory.let_go(node)
+    pool.memory.give_back(held)
     pool.tree.leave(root)
     return loaded
 

@@ -254,6 +254,29 @@ def test_a_file_lends_what_is_missing(tmp_path: Path) -> None:
     right(machine, model, again, [*ids[:100], 5])
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_partly_filled_block_in_a_file_gives_way_to_a_longer_one(apart: bool, tmp_path: Path) -> None:
+    """A pin keeps the shorter of two blocks in the tree, and so both are written; whoever reads them has no such pin."""
+    model, ids = decoder(windows=WINDOWS), tokens(110, 128)
+    machine = machine_for(model) if apart else Machine(model, "auto")
+    for length in (40, 100):
+        sequence = machine.pool.start(ids)
+        machine.run((sequence, ids[sequence.length : length]))
+        node = machine.pool.release(sequence)
+        assert node is not None
+        machine.pool.tree.pin(node)
+    save_prefixes(machine.pool, tmp_path / "both", "m", pinned_only=False)
+    fresh = machine_for(model) if apart else Machine(model, "auto")
+    load_prefixes(fresh.pool, tmp_path / "both", "m")
+    fresh.pool.check_invariants()
+    again = fresh.pool.start([*ids[:100], 5])
+    assert again.length == 100
+    right(fresh, model, again, [*ids[:100], 5])
+    fresh.pool.release(again)
+    fresh.pool.tree.clear()
+    assert fresh.pool.free_pages == fresh.pool.page_count
+
+
 def test_admission_counts_windows_once() -> None:
     shape = KVShape(18, 1, 16)
     groups = gemma(18, 512)
