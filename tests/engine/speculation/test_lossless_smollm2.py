@@ -115,9 +115,9 @@ def test_a_verifier_that_believes_likely_guesses_is_caught(smollm2: Subject, sha
 # -- sampled outputs, with other seeds: the same distribution ---------------------------------------------------------
 
 COLOURS = "red blue red red blue green red blue red green blue red red blue green red blue red red"
-SAMPLES = 400
-GRAMMARS = {"free": None, "grammar": Grammar.from_regex("( red| blue| green| very dark red){4}")}
-DRAFTED = {"free": ("ngram", "draft", "eagle"), "grammar": ("ngram", "self", "medusa")}  # lookahead has nothing to guess from within four tokens
+SAMPLES = 300
+GRAMMARS = {"free": None, "grammar": Grammar.from_regex("( red| blue| green| very dark red){2}")}
+DRAFTED = {"free": ("ngram", "medusa", "eagle"), "grammar": ("ngram",)}  # the others guess nothing within so few tokens
 
 
 def outcomes(engine: Engine, seeds: range, grammar: Grammar | None, temperature: float = 1.0) -> Counter[str]:
@@ -158,7 +158,7 @@ def test_sampled_outputs_have_the_same_distribution(smollm2: Subject, kind: str)
     engine.speculate("off")
     plain = outcomes(engine, range(SAMPLES), grammar)
     seeds = range(SAMPLES, 2 * SAMPLES)
-    assert likelihood_of_one_source(plain, outcomes(engine, seeds, grammar, temperature=0.7)) < 0.001, "another temperature is not seen"
+    assert likelihood_of_one_source(plain, outcomes(engine, seeds, grammar, temperature=0.4)) < 0.001, "another temperature is not seen"
     engine.speculate(Credulous(NgramProposer(), Eager(StepCosts()), 4))
     assert likelihood_of_one_source(plain, outcomes(engine, seeds, grammar)) < 0.001, "a wrong verifier is not seen"
     for setting in DRAFTED[kind]:
