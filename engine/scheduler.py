@@ -210,11 +210,11 @@ class Scheduler:
         shares = sorted(self._shares(), key=lambda share: share[0].rank)
         size = sum(count for _, count in shares)
         beside = sum(request.computed + count == len(request.tokens) for request, count in shares)
-        for request, count in shares:
-            if request.state is State.RUNNING and self._reserve(request, count):
+        for request, wanted in shares:
+            if request.state is State.RUNNING and (count := self._reserve(request, wanted)):
                 request.served = self._steps
                 span = self._span(request, count, size, beside)
-                size += span.size - count
+                size += span.size - wanted
                 plan.append((request, span))
         return plan
 
@@ -252,8 +252,12 @@ class Scheduler:
         request.cached = min(request.cached + found, len(request.prompt))
         return found
 
-    def _reserve(self, request: Request, count: int) -> bool:
-        """Slots for the next `count` tokens, if need be from requests of lower rank. False: it has to pause."""
+    def _reserve(self, request: Request, count: int) -> int:
+        """Slots for the next `count` tokens, if need be from requests of lower rank; returns for how many. 0: it has to pause.
+
+        One that is alone goes on in smaller steps where pages are short: while it computes anew what a pin holds (layers with a window had
+        let go of it), it needs pages for a step's tokens beside those of the pin.
+        """
         sequence = request.sequence
         assert sequence is not None
         while not self.pool.reserve(sequence, request.computed + count):
@@ -261,12 +265,14 @@ class Scheduler:
             if last is not request:
                 self._preempt(last)
             elif len(self.running) > 1:
-                return False
+                return 0
+            elif (error := refusal(self.pool, request)) is None and count > 1:
+                count //= 2
             else:
-                self._fail(request, refusal(self.pool, request) or self._too_large(request))  # pins have come since, or somebody holds scores
+                self._fail(request, error or self._too_large(request))  # pins have come since, or somebody holds scores
                 self.running.remove(request)
-                return False
-        return True
+                return 0
+        return count
 
     def _decode(self, decoding: DeviceDecoding, plan: list[tuple[Request, Span]]) -> bool:
         """Steps on a device that does not wait for the host: many of those that decode, or one with prompts and guesses beside. False: for nobody here."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from agentkit.engine.kv_groups import by_window
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.prefix_node import Node
 from agentkit.engine.scheduler import Limits
 from agentkit.errors import ContextTooLong
@@ -123,6 +125,26 @@ def test_pins_that_come_later_end_what_no_longer_fits() -> None:
     for request in (running, waiting):
         assert isinstance(request.error, ContextTooLong)
     assert running.forwards > waiting.forwards == 0
+
+
+def test_what_fits_beside_pins_is_computed_in_smaller_steps_where_pages_are_short() -> None:
+    """A pin keeps a window at its end only, so the layers with a window are computed anew from the start, and all others with them."""
+    reach = Reach(windows=(40, None))
+    bench = Bench(TinyDecoder(windows=reach.windows), pages=23, reach=reach, groups=by_window(reach, 2, 4096))  # 46 pages of one layer
+    prompt = [t % 251 for t in range(812)]
+    pinned(bench, prompt)
+    bench.pool.tree.clear()
+    fitting = bench.complete([*prompt[:400], 5, 6], max_tokens=4)
+    assert fitting.cached == 0
+    assert fitting.outcome is not None
+    assert list(fitting.outcome.token_ids) == Bench(bench.model, reach=reach).complete(fitting.prompt, max_tokens=4).tokens[402:]
+
+
+def test_steps_may_be_longer_than_what_fits_at_once() -> None:
+    reach = Reach(kept=40, windows=(40, 40))
+    bench = Bench(TinyDecoder(windows=reach.windows), pages=20, limits=Limits(step_tokens=4096), reach=reach)
+    long = bench.complete([t % 251 for t in range(3000)], max_tokens=4)
+    assert long.outcome is not None
 
 
 def test_the_deadline_ends_running_and_waiting_requests() -> None:
