@@ -95,12 +95,17 @@ def _run_whole(kv: torch.dtype) -> None:
 
 
 def _run_attention(kv: torch.dtype) -> None:
-    with torch.inference_mode():
-        BatchAttention(_pool(kv), [(_sequence(), 3, 1)])(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), scale=1.0)
+    """Once with sinks, once with sums of what keys receive: kernels of their own."""
+    sinks = Reach(window=PAGE, kept=PAGE, sinks=1, windows=(PAGE,), ropes=((1.0,) * (_DIM // 2),), rope_of_layer=(0,))
+    for reach, sums in ((sinks, None), (Reach(), torch.zeros(2 * PAGE))):
+        attend = BatchAttention(_pool(kv, reach, sums), [(_sequence(), 3, 1)])
+        with torch.inference_mode():
+            attend(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), window=reach.window, scale=1.0)
 
 
-def _pool(kv: torch.dtype) -> Any:
-    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), groups=together(1), reach=Reach(), sums=None)
+def _pool(kv: torch.dtype, reach: Reach | None = None, sums: torch.Tensor | None = None) -> Any:
+    reach = reach or Reach()
+    return SimpleNamespace(data=torch.zeros(1, 2, 1, 2 * PAGE, row_size(kv, _DIM), dtype=kv), groups=together(1, reach), reach=reach, sums=sums)
 
 
 def _sequence() -> Any:
