@@ -78,7 +78,7 @@ class _Kernel(JITCodeLibrary):
 
     def finalize(self) -> None:
         reached = _reached(self._linking_libraries)
-        for function in _link_parts(self._final_module, reached):  # "internal" gives wrong masks at -O2 and above (test_core.py, seed 29)
+        for function in _link_parts(self._final_module, reached):
             self._final_module.get_function(function).linkage = "linkonce_odr"
         self._linking_libraries = [library for library in reached if not isinstance(library, _Part)]
         super().finalize()  # type: ignore[no-untyped-call]

@@ -153,7 +153,9 @@ def scratch_set(mem, index, value):
 
 @inner
 def mix(h, value):
-    return ((h ^ value) * 0x2545F4914F6CDD1D + (h >> 29)) & 0x7FFFFFFFFFFFFFFF
+    """Hash `h` with `value` taken in; never negative. Unsigned, because numba tells LLVM that signed numbers do not overflow:
+    where it can see that both are positive it would leave out the last step, and equal things would get two hashes."""
+    return np.int64((np.uint64(h ^ value) * np.uint64(0x2545F4914F6CDD1D) + np.uint64(h >> 29)) & np.uint64(0x7FFFFFFFFFFFFFFF))
 
 
 @inner

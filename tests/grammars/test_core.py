@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
+import numba
 import numpy as np
 import pytest
 
 from agentkit.errors import BudgetTooSmall, GrammarViolation, UnsatisfiableSchema
 from agentkit.grammars import Grammar, Matcher, Vocabulary
+from agentkit.grammars.core.nodes import mix
 from agentkit.grammars.expr import Builder, Program
 from tests.grammars.random_programs import random_program, random_text
 from tests.grammars.reference import Reference, accepts, prefix_ok
@@ -120,3 +122,19 @@ def test_a_budget_far_below_a_long_shortest_completion() -> None:
         with pytest.raises(BudgetTooSmall) as caught:
             matcher.check_budget(10)
         assert caught.value.needed == most
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of numpy's numbers, where kernels run as plain Python
+def test_a_hash_is_the_same_where_the_compiler_knows_the_signs_of_what_goes_in() -> None:
+    """Else a kernel does not find what another one has put down: names of an object were let through a second time."""
+    inlined = numba.njit(getattr(mix, "py_func", mix))
+
+    @numba.njit
+    def mix_positive(h: int, value: int) -> int:
+        return inlined(h & 0x7FFFFFFFFFFFFFFF, value & 0xFF)  # type: ignore[no-any-return]
+
+    h = 12345
+    for value in range(50):
+        expected = ((h ^ value) * 0x2545F4914F6CDD1D + (h >> 29)) & 0x7FFFFFFFFFFFFFFF
+        assert mix_positive(h, value) == expected
+        h = expected
