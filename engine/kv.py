@@ -232,7 +232,8 @@ class KVPool:
         self.memory.cut(sequence, pages_for(length))
 
     def fork(self, sequence: KVSequence) -> KVSequence:
-        """A second sequence with the same tokens; it shares all pages until one of the two writes."""
+        """A second sequence with the same tokens; it shares all pages until one of the two writes. Not under H2O, which moves what pages hold."""
+        assert self.sums is None
         sequence.root.users += 1
         copy = KVSequence(next(self._numbers), sequence.root, sequence.room, self.groups)
         copy.tokens, copy.nodes = list(sequence.tokens), list(sequence.nodes)

@@ -232,7 +232,8 @@ class Grammar:
 
         Args:
             tools: tools of agentkit, Pydantic models, or anything with name and parameters (a JSON Schema for the arguments; also
-                inputSchema or input_schema) as attributes or dict keys, within "function" too, as in requests to OpenAI.
+                under the names that MCP, Anthropic, LangChain, pydantic-ai and OpenAI's agents give it: inputSchema, input_schema,
+                args_schema, ...) as attributes or dict keys, within "function" too, as in requests to OpenAI.
             choice: "auto" (text or calls), "required" (at least one call), "none" (no calls), or a tool's name.
             parallel: how many calls a turn may hold: False one, True any number, n at most n.
             output_schema: the final answer is JSON of this schema instead of free text.

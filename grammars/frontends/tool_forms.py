@@ -1,4 +1,4 @@
-"""The forms in which tools are given: our own, Pydantic models, and the dicts that OpenAI, MCP and Anthropic have.
+"""The forms in which tools are given: our own, Pydantic models, and those that OpenAI, MCP, Anthropic and other libraries have.
 
 Input: anything; output: its name and the JSON Schema of its arguments. Knows nothing of what becomes of them.
 """
@@ -8,19 +8,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentkit.errors import InvalidGrammar
+
 __all__ = ["described"]
 
-_SCHEMAS = ("parameters", "inputSchema", "input_schema")  # as OpenAI, MCP and Anthropic name it
+_SCHEMAS = ("parameters", "inputSchema", "input_schema", "args_schema", "parameters_json_schema", "params_json_schema")
+"""As OpenAI, MCP, Anthropic, LangChain, pydantic-ai and OpenAI's agents name it."""
 
 
 def described(tool: Any) -> tuple[Any, Any]:
-    """A tool's name and the JSON Schema of its arguments (None: there is none), in whichever of the usual forms it comes."""
-    if isinstance(tool, type) and hasattr(tool, "model_json_schema"):
-        from agentkit.grammars.frontends.pydantic import json_schema_of
+    """A tool's name and the JSON Schema of its arguments (None: there is none), in whichever of the usual forms it comes.
 
-        return tool.__name__, json_schema_of(tool, closed=True)
-    if isinstance(tool, Mapping):
-        inner = tool.get("function")
-        get = (inner if isinstance(inner, Mapping) else tool).get
-        return get("name"), next((found for key in _SCHEMAS if (found := get(key)) is not None), None)
-    return getattr(tool, "name", None), next((found for key in ("accepted", *_SCHEMAS) if (found := getattr(tool, key, None)) is not None), None)
+    Raises InvalidGrammar for two schemas that differ: dropping one of them would let through what it forbids.
+    """
+    if _is_model(tool):
+        return tool.__name__, _schema(tool)
+    if (accepted := getattr(tool, "accepted", None)) is not None:
+        return getattr(tool, "name", None), accepted
+    inner = _member(tool, "function") if isinstance(tool, Mapping) else None
+    places = [inner, tool] if isinstance(inner, Mapping) else [tool]
+    name = next((found for place in places if (found := _member(place, "name")) is not None), None)
+    schemas = [(key, _schema(found)) for place in places for key in _SCHEMAS if (found := _member(place, key)) is not None]
+    for key, schema in schemas[1:]:
+        if schema != schemas[0][1]:
+            raise InvalidGrammar(f"tool {name!r} has two schemas for its arguments that differ, {schemas[0][0]!r} and {key!r}: give one")
+    return name, schemas[0][1] if schemas else None
+
+
+def _member(place: Any, key: str) -> Any:
+    return place.get(key) if isinstance(place, Mapping) else getattr(place, key, None)
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and hasattr(value, "model_json_schema")
+
+
+def _schema(value: Any) -> Any:
+    """A JSON Schema as it is, or that of a Pydantic model."""
+    if not _is_model(value):
+        return value
+    from agentkit.grammars.frontends.pydantic import json_schema_of
+
+    return json_schema_of(value, closed=True)

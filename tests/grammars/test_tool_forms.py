@@ -38,11 +38,14 @@ def function(flags: dict[int, bool]) -> None: ...
         {"type": "function", "function": {"name": "flag", "parameters": SCHEMA, "strict": True}},
         {"name": "flag", "inputSchema": SCHEMA},
         {"name": "flag", "input_schema": SCHEMA, "parameters": None},
+        {"name": "flag", "args_schema": flag},
+        {"function": {"name": "flag"}, "parameters": SCHEMA},
+        {"name": "flag", "parameters": SCHEMA, "inputSchema": dict(SCHEMA)},
         OfMCP(),
         flag,
         Tool(flag),
     ],
-    ids=["ours", "openai", "mcp", "anthropic", "mcp object", "model", "tool"],
+    ids=["ours", "openai", "mcp", "anthropic", "langchain", "schema outside", "twice the same", "mcp object", "model", "tool"],
 )
 def test_the_schema_binds_in_every_form(tool: Any) -> None:
     grammar = Grammar.from_tools([tool], "required")
@@ -58,7 +61,15 @@ def test_what_validation_accepts_of_a_tool_is_enforced_not_what_the_model_is_sho
 
 
 @pytest.mark.parametrize(
-    ("tools", "message"), [(None, "NoneType"), ("f", "str"), ({"name": "f"}, "dict"), ([function], "agentkit.tool"), ([{"function": {}}], "no name")]
+    ("tools", "message"),
+    [
+        (None, "NoneType"),
+        ("f", "str"),
+        ({"name": "f"}, "dict"),
+        ([function], "agentkit.tool"),
+        ([{"function": {}}], "no name"),
+        ([{"name": "f", "parameters": {}, "inputSchema": SCHEMA}], "two schemas"),
+    ],
 )
 def test_what_is_no_list_of_tools_is_refused(tools: Any, message: str) -> None:
     make: Callable[..., Grammar] = Grammar.from_tools
