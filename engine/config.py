@@ -161,7 +161,7 @@ class EngineConfig:
         kv: how keys and values are held; "auto" is half precision beside matrices in blocks, else the model's own type. "int8", "fp8":
         8 bits with a scale per position and head (see kv_format.py), half the memory of 16 bits.
     seed: origin of the seeds of requests that bring none; None: from the operating system.
-    max_context: tokens per request (prompt and output); None: what the model was trained for, or with kv=Streaming(...) no limit.
+    max_context: tokens per request (prompt and output), at most what the model was trained for; None: that, or with kv=Streaming(...) no limit.
     threads: CPU threads of the engine; None: what torch chooses.
     max_running: requests that make progress together.             max_queue: further ones that may wait.
     step_tokens: tokens computed per step while requests only prefill; mixed_step_tokens: while others decode

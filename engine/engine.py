@@ -114,7 +114,9 @@ class Engine:
         self._loaded = loaded = model_for(self.config, model, progress)
         self.model_name = loaded.name
         limit = ENDLESS if isinstance(kv, Streaming) else loaded.config.max_position
-        self.max_context = min(limit, max_context or limit)
+        if max_context is not None and max_context > limit:
+            raise ValueError(f"max_context={max_context}: {loaded.name} takes at most {limit} tokens; lower it or leave it out, or see kv=Streaming(...)")
+        self.max_context = max_context or limit
         self.metrics = Metrics(loaded.name, tracer)
         self._scheduler = scheduler_for(loaded, self.config, self.metrics, progress)
         folder = None if cache_dir is None else Path(cache_dir)

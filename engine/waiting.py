@@ -50,7 +50,9 @@ class Waiting:
             promised = [each for r in running for each in r.siblings]
             waiting = sum(each.is_active(now) for each in [*promised, *(each for r in self._requests for each in (r, *r.siblings))])
             if waiting + outputs > self._most + free:
-                raise EngineBusy(f"{waiting} requests are waiting and max_queue is {self._most}; try again later or raise max_queue")
+                raise EngineBusy(
+                    f"{waiting} outputs wait to begin, with room for {free} to run, and max_queue is {self._most}; try again later or raise max_queue"
+                )
             self._submitted += 1
             for number, each in enumerate((request, *request.siblings)):
                 each.rank = (-each.params.priority, self._submitted, number)

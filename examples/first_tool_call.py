@@ -29,7 +29,7 @@ def main() -> None:
         for call in result.tool_calls:
             print("call   ", call.name, repr(call.arguments))  # an object: call.arguments.city is a str of at most 40 characters
             print("result ", call.result)
-        print("answer ", result.output)
+        print("answer ", result.output)  # free text, in the words of a very small model
         print("usage  ", result.usage)
 
 

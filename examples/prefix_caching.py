@@ -49,6 +49,7 @@ def measure(engine: Engine) -> tuple[list[float], list[float]]:
     for question in QUESTIONS:
         engine.prefix.clear()
         cold.append(seconds(ask(engine, question)))
+        print(f"nothing cached, question {len(cold)} of {len(QUESTIONS)}: first token after {cold[-1]:.3f} s", flush=True)
     engine.prefix.clear()
     with engine.pin([{"role": "system", "content": SYSTEM}]) as pin:
         print(f"{pin.tokens} tokens of system prompt pinned")

@@ -156,6 +156,8 @@ def test_speculate_takes_settings_only(engine: Engine) -> None:
 
 
 def test_context_limits(make: Make) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        make(max_context=1_000_000)
     engine = make(max_context=50)
     with pytest.raises(ContextTooLong, match="lower max_tokens to 45") as caught:
         engine.generate("hello", max_tokens=46)

@@ -141,7 +141,7 @@ def test_every_output_takes_a_place_in_the_queue() -> None:
     with pytest.raises(EngineBusy, match="max_queue is 3"):
         bench.submit(PROMPT)
     bench.step()
-    with pytest.raises(EngineBusy, match="3 requests are waiting"):
+    with pytest.raises(EngineBusy, match="3 outputs wait"):
         bench.submit(PROMPT)
     bench.run(*requests)
     assert all(r.outcome for r in requests)
