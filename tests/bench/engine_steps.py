@@ -1,6 +1,7 @@
 """What one step of the engine costs on this machine: prefill, decode at two depths, a forced run, sampling, overhead.
 
     python tests/bench/engine_steps.py [--model smollm2-135m] [--weights auto fp32 fp16 int8 int4] [--activations int8] [--threads N] [--clock processor]
+                                         [--together]
 
 On a busy machine `--threads 1 --clock processor` counts the time of the one thread that computes (of `generate` the wall clock).
 The bare row runs the model's linear layers alone, one token: the floor that a decode step can approach.
@@ -20,6 +21,7 @@ import torch
 
 from agentkit.engine import Engine, SamplingParams
 from agentkit.engine.advance import pack_ids
+from agentkit.engine.kv_sequence import KVSequence
 from agentkit.engine.runner import Span
 from agentkit.engine.sampling import sample
 
@@ -59,17 +61,38 @@ def linears_ms(engine: Engine) -> float:
         return median_ms(run)
 
 
+def computed(engine: Engine, prompt: list[int], room: int, key: bytes = b"") -> KVSequence:
+    """A sequence of its own that holds `prompt`, with room for so many tokens more. key: of the domain whose pages it may use."""
+    sequence = engine._scheduler.pool.start(prompt, key, room=len(prompt) + room)
+    engine._scheduler.pool.reserve(sequence, len(prompt) + room)
+    for at in range(0, len(prompt), engine.config.step_tokens):
+        engine._scheduler.runner.execute([Span(sequence, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
+    return sequence
+
+
+def together(engine: Engine) -> list[tuple[str, str]]:
+    """A token of each of 16 requests behind the same prefix: its pages attended to together (cascade), and 16 times the same in pages of each one's own."""
+    prompt = [1000 + i for i in range(DEPTH)]
+    first = computed(engine, prompt, REPEATS + 1)
+    shared = [first, *(engine._scheduler.pool.fork(first) for _ in range(15))]
+    own = [computed(engine, prompt, REPEATS + 1, bytes([i + 1])) for i in range(16)]
+    times = {}
+    for name, sequences in (("shared", shared), ("own", own)):
+        for sequence in sequences:
+            engine._scheduler.pool.reserve(sequence, DEPTH + REPEATS + 1)
+        times[name] = median_ms(lambda s=sequences: engine._scheduler.runner.execute([Span(each, (5,), rows=1) for each in s]))  # type: ignore[misc]
+    return [(f"16 requests, prefix {name}", f"{ms:.1f} ms") for name, ms in times.items()]
+
+
 def steps(engine: Engine) -> list[tuple[str, str]]:
     runner, pool = engine._scheduler.runner, engine._scheduler.pool
     prompt = [1000 + i for i in range(DEPTH)]
     room = (REPEATS + 1) * sum(WIDTHS)
-    deep, shallow = pool.start(prompt, room=DEPTH + room), pool.start([1], room=64)
-    pool.reserve(deep, DEPTH + room)
+    shallow = pool.start([1], room=64)
     pool.reserve(shallow, 64)
     now = CLOCKS[_clock]
     start = now()
-    for at in range(0, DEPTH, engine.config.step_tokens):
-        runner.execute([Span(deep, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
+    deep = computed(engine, prompt, room)
     prefill = DEPTH / (now() - start)
     rows = [
         (f"prefill of {DEPTH}", f"{prefill:.0f} tok/s"),
@@ -110,6 +133,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["fp32"], choices=["auto", "fp32", "fp16", "int8", "int4"])
     parser.add_argument("--activations", default="auto", choices=["auto", "int16", "int8"])
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--together", action="store_true", help="16 requests behind one prefix, shared and not, too (a minute)")
     parser.add_argument("--clock", default="wall", choices=CLOCKS)
     options = parser.parse_args()
     global _clock
@@ -123,7 +147,8 @@ def main() -> None:
             print(
                 f"\n{options.model}, weights={weights}, activations={options.activations}, {torch.get_num_threads()} threads, loaded in {engine.load_s:.2f} s"
             )
-            for name, value in [*steps(engine), *through_the_engine(engine), *sampling_us(engine._loaded.config.vocab_size)]:
+            found = [*steps(engine), *through_the_engine(engine), *sampling_us(engine._loaded.config.vocab_size)]
+            for name, value in [*found, *(together(engine) if options.together else [])]:
                 print(f"  {name:<36} {value:>12}")
 
 
