@@ -65,7 +65,7 @@ def computed(engine: Engine, prompt: list[int], room: int, key: bytes = b"") -> 
     """A sequence of its own that holds `prompt`, with room for so many tokens more. key: of the domain whose pages it may use."""
     sequence = engine._scheduler.pool.start(prompt, key, room=len(prompt) + room)
     engine._scheduler.pool.reserve(sequence, len(prompt) + room)
-    for at in range(0, len(prompt), engine.config.step_tokens):
+    for at in range(sequence.length, len(prompt), engine.config.step_tokens):
         engine._scheduler.runner.execute([Span(sequence, tuple(prompt[at : at + engine.config.step_tokens]), rows=0)])
     return sequence
 
