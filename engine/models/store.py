@@ -74,8 +74,10 @@ def resolve(spec: PathLike, *, cache_dir: PathLike | None = None, progress: Prog
     """The place of a model, fetched and converted first where needed.
 
     spec: a folder, a *.gguf file, a known short name or a hub repository "org/name". progress: see progress.py; None shows it on stderr.
-    Raises ModelNotFound saying what was tried.
+    Raises ModelNotFound saying what was tried, TypeError for what is neither a name nor a path.
     """
+    if not isinstance(spec, str | os.PathLike):
+        raise TypeError(f"a model is a name, or the path of a folder or *.gguf file, not {type(spec).__name__}")
     text = os.fspath(spec)
     local = Path(text).expanduser()
     if text in KNOWN_MODELS:

@@ -313,3 +313,9 @@ def test_a_terminal_sees_bars_and_a_callback_replaces_them(monkeypatch: pytest.M
     assert "100%" in terminal.getvalue()
     with progress_or_default(silent) as given:
         assert given is silent
+
+
+@pytest.mark.parametrize("spec", [None, 3, b"model"])
+def test_what_is_no_name_or_path_is_told_so(spec: object) -> None:
+    with pytest.raises(TypeError, match=f"not {type(spec).__name__}"):
+        store.resolve(spec)  # type: ignore[arg-type]
