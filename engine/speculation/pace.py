@@ -21,6 +21,7 @@ PROBE_EVERY = 64  # opportunities of a kind that does not pay, of which one is t
 PRIOR = 0.6  # share of guesses that come true, before anything is known
 TRUST = 3.0  # outcomes that this is worth
 CHEAP = 0.005  # share of a forward that asking may always cost
+TRIED = 0.01  # share of the time that asking may cost where it has not paid lately
 FIRST = 4  # guesses asked for before anything is known
 MARGIN = 1.03  # expected gain below which drafting is not worth the noise
 PRIOR_SLOPE = 0.2  # cost of one more token, in forwards of one token, before anything was measured
@@ -113,14 +114,15 @@ class Pace:
 
     def reach(self, most: int, base: int = 1) -> int:
         """Guesses worth asking a proposer for: 0 to `most`. Where asking costs, it is for about twice what drafts were lately, and
-        only while drafts have lately saved more than that; else now and then."""
+        only while drafts have lately saved more than that; else now and then, the more seldom the dearer."""
         if not self.asking.known or not self.costs.known:
             return min(FIRST, most)
         if self.asking.seconds(most) < CHEAP * self.costs.seconds(base):
             return most
         wanted = min(most, 2 + int(2 * self._lately))
         self._idle += 1
-        if self._saved * self.costs.seconds(base) < self.asking.seconds(wanted) and self._idle < PROBE_EVERY:
+        price, forward = self.asking.seconds(wanted), self.costs.seconds(base)
+        if self._saved * forward < price and (self._idle < PROBE_EVERY or TRIED * self._idle * forward < price):
             return 0
         self._idle = 0
         return wanted

@@ -131,6 +131,19 @@ def test_proposers_that_cost_are_not_asked_where_nothing_pays() -> None:
     assert cheap.reach(8) == 8  # another kind may come up at any time
 
 
+def test_asking_that_does_not_pay_takes_about_one_percent_of_the_time() -> None:
+    pace = Pace(costs({1: 1.0, 2: 1.2, 16: 4.0}))
+    for _ in range(50):
+        pace.learn(BAD, False)
+        pace.depth(BAD, chain(pace, BAD))
+        pace.asking.record(8, 12.0)  # forwards
+    spent, steps = 0.0, 20_000
+    for _ in range(steps):
+        if asked := pace.reach(8):
+            spent += pace.asking.seconds(asked)
+    assert 0 < spent <= 0.011 * steps
+
+
 def test_the_estimate_is_the_share_that_held() -> None:
     assert abs(told(Pace(StepCosts()), FAIR, 3, 1, 300).acceptance(FAIR) - 0.75) < 0.06
 
