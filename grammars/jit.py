@@ -106,9 +106,9 @@ def _cache_in(library: KernelLibrary, function: Callable[..., Any]) -> Any:
 
         def save_overload(self, sig: Any, data: Any) -> None:
             with contextlib.suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
-                super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+                super().save_overload(sig, data)
 
-    return Cache(function)  # type: ignore[no-untyped-call]
+    return Cache(function)
 
 
 def part(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

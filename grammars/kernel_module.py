@@ -90,24 +90,24 @@ class KernelModule(KernelLibrary):
     def _compiled(self) -> tuple[Any, ...]:
         """The machine code, and by kernel what numba needs in order to call it."""
         codegen = self._target.codegen()
-        module, entries = KernelsTogether(codegen, self.folder.name), []  # type: ignore[no-untyped-call]
+        module, entries = KernelsTogether(codegen, self.folder.name), []
         for dispatcher, types in self._kernels:
-            flags: Any = Flags()  # type: ignore[no-untyped-call]
+            flags: Any = Flags()
             dispatcher.targetdescr.options.parse_as_flags(flags, dispatcher.targetoptions)
             flags.no_compile = flags.no_cfunc_wrapper = True
-            result = compile_extra(dispatcher.typingctx, self._target, dispatcher.py_func, types, None, flags, {}, module, KernelCompiler)  # type: ignore[no-untyped-call]
+            result = compile_extra(dispatcher.typingctx, self._target, dispatcher.py_func, types, None, flags, {}, module, KernelCompiler)
             result.fndesc.typemap = result.fndesc.calltypes = None
             entries.append((result.fndesc, result.environment, result.signature))
         code = module.machine_code()
         globals_ = [variable.name for variable in module._final_module.global_variables]
-        named = [lookup_environment(name) for name in globals_ if name.startswith("_ZN08NumbaEnv")]  # type: ignore[no-untyped-call]
+        named = [lookup_environment(name) for name in globals_ if name.startswith("_ZN08NumbaEnv")]
         return code, entries, [environment for environment in named if environment is not None and environment.can_cache()]
 
     def _install(self, code: bytes, entries: list[Any], environments: list[Any]) -> None:
         names = "\n".join(f'define void @"{description.llvm_cpython_wrapper_name}"() {{ ret void }}' for description, _, _ in entries)
         library = self._target.codegen().unserialize_library((self.folder.name, "object", (code, binding.parse_assembly(names).as_bitcode())))
         for (dispatcher, _), (description, environment, signature) in zip(self._kernels, entries, strict=True):
-            result = compile_result(  # type: ignore[no-untyped-call]
+            result = compile_result(
                 typing_context=dispatcher.typingctx,
                 target_context=self._target,
                 entry_point=self._target.get_executable(library, description, environment),
@@ -135,7 +135,7 @@ class KernelModule(KernelLibrary):
         return pickle.loads(data) if whole else None
 
     def _write(self, content: tuple[Any, ...]) -> None:
-        data = serialize.dumps(content)  # type: ignore[no-untyped-call]
+        data = serialize.dumps(content)
         part = self._path.with_suffix(f".{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
             part.parent.mkdir(parents=True, exist_ok=True)

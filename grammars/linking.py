@@ -81,7 +81,7 @@ class _Kernel(JITCodeLibrary):
         for function in _link_parts(self._final_module, reached):
             self._final_module.get_function(function).linkage = "linkonce_odr"
         self._linking_libraries = [library for library in reached if not isinstance(library, _Part)]
-        super().finalize()  # type: ignore[no-untyped-call]
+        super().finalize()
 
 
 class KernelsTogether(_Kernel):
@@ -92,7 +92,7 @@ class KernelsTogether(_Kernel):
 
     def machine_code(self) -> bytes:
         """An object file."""
-        self._ensure_finalized()  # type: ignore[no-untyped-call]
+        self._ensure_finalized()
         return self._codegen._tm.emit_object(self._final_module)  # type: ignore[no-any-return]
 
 
@@ -101,7 +101,7 @@ def _link_parts(module: Any, libraries: list[Any]) -> list[str]:
     functions = []
     for library in libraries:
         if isinstance(library, _Part):
-            functions += [function.name for function in library.get_defined_functions()]  # type: ignore[no-untyped-call]
+            functions += [function.name for function in library.get_defined_functions()]
             module.link_in(library._final_module, preserve=True)
     _close_circles(module)
     return functions
@@ -155,13 +155,13 @@ class KernelCompiler(Compiler):
     _library: type[JITCodeLibrary] = _Kernel
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, args: Any, return_type: Any, flags: Any, locals: Any) -> None:
-        super().__init__(typingctx, targetctx, library, args, return_type, _QuickFlags(flags), locals)  # type: ignore[no-untyped-call]
+        super().__init__(typingctx, targetctx, library, args, return_type, _QuickFlags(flags), locals)
 
     def define_pipelines(self) -> Any:
         if self.state.library is None:
             self.state.library = self._library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             self.state.library.enable_object_caching()
-        pipelines = super().define_pipelines()  # type: ignore[no-untyped-call]
+        pipelines = super().define_pipelines()
         for pipeline in pipelines:
             pipeline.passes = [(step, name) for step, name in pipeline.passes if step not in _UNUSED]
         return pipelines
@@ -174,7 +174,7 @@ class PartCompiler(KernelCompiler):
 
     def _compile_core(self) -> Any:
         self.state.flags.no_compile = True
-        result = super()._compile_core()  # type: ignore[no-untyped-call]
+        result = super()._compile_core()
         _parts[result.fndesc.llvm_func_name] = result.library
         key = object()
         self.state.targetctx.insert_user_function(key, result.fndesc, [result.library])
@@ -202,7 +202,7 @@ def with_one_signature(function: Any) -> Any:
     known: dict[tuple[Any, ...], Any] = {}
 
     def get_call_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
-        unliteral: list[Any] = [types.unliteral(a) for a in args]  # type: ignore[no-untyped-call]
+        unliteral: list[Any] = [types.unliteral(a) for a in args]
         plain = tuple(types.int64 if isinstance(a, types.Integer) else a for a in unliteral)
         if kws:
             return resolve(plain, kws)

@@ -122,7 +122,7 @@ class DeviceStep:
     def _capture(self, beside: Ragged | None) -> torch.cuda.CUDAGraph:
         """The body as a graph. It is rehearsed first, so that everything is compiled and allocated. Raises EngineError where that fails."""
         device = self._results.device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
+        stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         graph = torch.cuda.CUDAGraph()
         try:
@@ -225,7 +225,7 @@ class DeviceStep:
         results, event = self._results.clone(), None
         if self._results.is_cuda:
             results, logits = _to_host(self._results), None if logits is None else _to_host(logits)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs leave it untyped
+            event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._results.device))
         self._flying.append(_Flying(self.launches, results, event, logits, rows))
         self.launches += 1
@@ -272,7 +272,7 @@ class DeviceStep:
     def is_idle(self) -> bool:
         """Is a GPU done with all launches? On the CPU a launch is over when it returns, and nothing waits."""
         last = self._flying[-1].event if self._flying else None
-        return last is not None and bool(last.query())  # type: ignore[no-untyped-call]
+        return last is not None and bool(last.query())
 
     def forget(self) -> None:
         """Nobody will read the results of the launches so far."""

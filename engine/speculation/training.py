@@ -163,7 +163,7 @@ def _fit(heads: Heads, decoder: Decoder, source: StateFiles, used: Sequence[int]
         optimizer.zero_grad()
         losses = [_loss(heads, decoder, source.load(i), places) for i in steps[at]]
         loss = torch.stack(losses).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
         optimizer.step()
         progress(f"training, loss {loss.item():.3f}", at + 1, len(steps))
