@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, overload
 from typing_extensions import TypedDict, TypeVar, Unpack
 
 from agentkit.context import DepsT
+from agentkit.engine.checks import integer
 from agentkit.errors import InvalidOption, ToolDefinitionError, did_you_mean
 from agentkit.events import Event, FinalEvent, Step, TextDelta, ToolsEvent, TurnEvent
 from agentkit.execute import APPROVE_HELP, Approve
 from agentkit.loop import Instructions, Run, RunPlan, Validator
 from agentkit.messages import Message, check_history
 from agentkit.model import ChatModel, Sampling
-from agentkit.options import integer
 from agentkit.output import OutputSpec
 from agentkit.pending import Pending, run_blocking
 from agentkit.result import RunResult
@@ -200,8 +200,14 @@ class Agent(Generic[DepsT, OutputT]):
         )
 
     def _sampling(self, options: RunOptions) -> Sampling:
-        given = {key: value for key, value in options.items() if key in ("max_tokens", "temperature", "seed") and value is not None}
-        return replace(self.sampling, **given)  # type: ignore[arg-type]  # the keys are those of Sampling
+        own = self.sampling
+        max_tokens, temperature, seed = options.get("max_tokens"), options.get("temperature"), options.get("seed")
+        return replace(
+            own,
+            max_tokens=own.max_tokens if max_tokens is None else max_tokens,
+            temperature=own.temperature if temperature is None else temperature,
+            seed=own.seed if seed is None else seed,
+        )
 
     def _checked_choice(self, choice: Any) -> str:
         if not isinstance(choice, str) or (choice not in _CHOICES and choice not in self.tools):

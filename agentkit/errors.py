@@ -22,7 +22,7 @@
     │   └── ToolTimeout               a tool ran past its time limit
     ├── ModelRetry                    raised BY a tool: tell the model what was wrong and let it try again
     ├── ModelRetryExceeded            the model used up its retries
-    ├── InvalidOption                 an argument of Agent or of a run that cannot be used
+    ├── InvalidOption                 an option of an engine, an agent or a run that cannot be used
     ├── UsageLimitExceeded            a UsageLimits bound was reached
     └── HistoryError                  a message history cannot be read
 
@@ -230,7 +230,7 @@ class ModelRetryExceeded(AgentKitError):
 
 
 class InvalidOption(AgentKitError, ValueError):
-    """An argument of Agent or of a run that cannot be used: which, why, and what is possible instead."""
+    """An option of an engine, an agent or a run that cannot be used: which, why, and what is possible instead."""
 
 
 class UsageLimitExceeded(AgentKitError):

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from agentkit.engine.checks import check_seed, integer, number, plain_numbers
 from agentkit.messages import Message
-from agentkit.options import integer, number
 from agentkit.schema import JSONSchema
 from agentkit.usage import RequestUsage
 
@@ -63,13 +63,13 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         integer("max_tokens", self.max_tokens, 1)
         number("temperature", self.temperature, 0.0)
         integer("top_k", self.top_k, 0)
-        number("top_p", self.top_p, 0.0, 1.0, above=True)
+        number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from agentkit.engine.checks import integer, plain_numbers
 from agentkit.errors import UsageLimitExceeded
-from agentkit.options import integer
 
 __all__ = ["RequestUsage", "RunUsage", "UsageLimits"]
 
@@ -127,6 +127,7 @@ class UsageLimits:
     total_tokens_limit: int | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for item in fields(self):
             if getattr(self, item.name) is not None:
                 integer(f"UsageLimits.{item.name}", getattr(self, item.name), 0)

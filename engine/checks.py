@@ -1,4 +1,7 @@
-"""Checks of the values that callers give: numbers within bounds, yes or no. Knows nothing of what they mean."""
+"""Checks of the values that callers give, of engines, agents and runs alike: numbers within bounds, yes or no. Knows nothing of what they mean.
+
+Numbers of other libraries count as numbers; each check gives the plain value back, or raises InvalidOption, which is a ValueError.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ import numbers
 import operator
 from dataclasses import fields
 from typing import Any
+
+from agentkit.errors import InvalidOption
+
+SEED_BITS = 64
 
 
 def plain_numbers(options: Any) -> None:
@@ -28,23 +35,37 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def number(name: str, value: Any, low: float, high: float, *, open_low: bool = False, hint: str = "") -> None:
-    """Checks `low <= value <= high` (`low <` with `open_low`); bools and NaN are not numbers. Raises ValueError."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < low or value > high or (open_low and value == low):
+def number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, hint: str = "") -> float:
+    """Checks `low <= value <= high` (`low <` with `open_low`); bools and NaN are not numbers."""
+    given = plain(value)
+    good = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    if not good or given < low or given > high or (open_low and given == low):
         left = "(" if open_low else "["
-        bounds = f"{left}{low:g}, {high:g}]" if math.isfinite(high) else f"{'> ' if open_low else '>= '}{low:g}"
-        raise ValueError(f"{name} must be a number in {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
+        bounds = f"in {left}{low:g}, {high:g}]" if math.isfinite(high) else f"{'>' if open_low else '>='} {low:g}"
+        raise _refused(name, f"a number {bounds}", value, hint)
+    return float(given)
 
 
-def integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> None:
-    """Checks `low <= value <= high`; bools are not integers. Raises ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+def integer(name: str, value: Any, low: int, high: int | None = None, *, hint: str = "") -> int:
+    """Checks `low <= value <= high`; bools are not integers."""
+    given = plain(value)
+    if not isinstance(given, int) or isinstance(given, bool) or given < low or (high is not None and given > high):
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be an integer {bounds}, not {value!r}" + (f"; {hint}" if hint else ""))
+        raise _refused(name, f"an integer {bounds}", value, hint)
+    return given
 
 
 def flag(name: str, value: Any) -> None:
-    """Raises ValueError for anything but True and False."""
+    """For anything but True and False an error."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, not {value!r}")
+        raise _refused(name, "True or False", value)
+
+
+def check_seed(seed: Any) -> None:
+    """A seed is None or any signed or unsigned 64-bit integer."""
+    if seed is not None:
+        integer("seed", seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1, hint="any 64-bit integer will do, or None for a fresh one")
+
+
+def _refused(name: str, wanted: str, value: Any, hint: str = "") -> InvalidOption:
+    return InvalidOption(f"{name} must be {wanted}, not {value!r}" + (f"; {hint}" if hint else ""))

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from agentkit.engine.checks import flag, integer, number, plain, plain_numbers
+from agentkit.engine.checks import check_seed, flag, integer, number, plain, plain_numbers
 from agentkit.engine.kv_policy import FORMATS, H2O, Policy, Streaming, Window, check_format
 from agentkit.engine.speculation.setting import check_speculation
+from agentkit.errors import InvalidOption
 
-SEED_BITS = 64
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
 MAX_LOGPROBS = 1000
@@ -28,21 +28,15 @@ MAX_THREADS = 1024
 """More than any processor runs at once; a number by mistake would leave the process unable to start a thread."""
 
 
-def check_seed(seed: Any) -> None:
-    """A seed is None or any signed or unsigned 64-bit integer."""
-    if seed is not None:
-        integer("seed", seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1, hint="any 64-bit integer will do, or None for a fresh one")
-
-
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     if not isinstance(stop, str | Iterable):
-        raise ValueError(f"stop must be a string or a sequence of strings, not {stop!r}; leave it out, or pass (), for none")
+        raise InvalidOption(f"stop must be a string or a sequence of strings, not {stop!r}; leave it out, or pass (), for none")
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in texts:
         if not isinstance(text, str):
-            raise ValueError(f"stop must be a string or a sequence of strings, not one with {text!r}")
+            raise InvalidOption(f"stop must be a string or a sequence of strings, not one with {text!r}")
         if not text:
-            raise ValueError("stop contains an empty string, which would end every output at once; leave it out")
+            raise InvalidOption("stop contains an empty string, which would end every output at once; leave it out")
     return texts
 
 
@@ -50,13 +44,13 @@ def _two_texts(name: str, texts: Any) -> tuple[str, str] | None:
     if texts is None:
         return None
     if isinstance(texts, str) or not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(t, str) and t for t in texts) or texts[0] == texts[1]:
-        raise ValueError(f'{name} must be two different texts, such as ("<think>", "</think>"), or None, not {texts!r}')
+        raise InvalidOption(f'{name} must be two different texts, such as ("<think>", "</think>"), or None, not {texts!r}')
     return texts[0], texts[1]
 
 
 def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, Mapping):
-        raise ValueError(f"logit_bias must map token ids to numbers, not be {biases!r}")
+        raise InvalidOption(f"logit_bias must map token ids to numbers, not be {biases!r}")
     numbers = {plain(token): plain(bias) for token, bias in biases.items()}
     for token, bias in numbers.items():
         integer("logit_bias: a token id", token, 0)
@@ -126,14 +120,14 @@ class SamplingParams:
             integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, hint="None switches them off")
         integer("n", self.n, 1)
         if self.n > 1 and self.greedy:
-            raise ValueError(f"n={self.n} with temperature={self.temperature:g} would give the same output {self.n} times; raise the temperature")
+            raise InvalidOption(f"n={self.n} with temperature={self.temperature:g} would give the same output {self.n} times; raise the temperature")
         integer("max_tokens", self.max_tokens, 1)
         check_seed(self.seed)
         if self.timeout is not None:
             number("timeout", self.timeout, 0.0, math.inf, open_low=True, hint="seconds; None means no limit")
         integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
-            raise ValueError(f"cache_salt must be a string or None, not {self.cache_salt!r}")
+            raise InvalidOption(f"cache_salt must be a string or None, not {self.cache_salt!r}")
         for name in ("include_stop", "budget_guard", "allow_truncated"):
             flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -208,7 +202,7 @@ class EngineConfig:
         for name, allowed in (("weights", self.WEIGHTS), ("activations", self.ACTIVATIONS), ("attention", self.ATTENTION)):
             value = getattr(self, name)
             if value not in allowed:
-                raise ValueError(f"{name}={value!r} is not available; choose one of {', '.join(map(repr, allowed))}")
+                raise InvalidOption(f"{name}={value!r} is not available; choose one of {', '.join(map(repr, allowed))}")
         if not isinstance(self.kv, Window | Streaming | H2O):
             check_format(self.kv)
         if isinstance(self.kv, H2O):
@@ -225,21 +219,21 @@ class EngineConfig:
             integer(name, getattr(self, name), 1)
         integer("max_queue", self.max_queue, 0)
         if self.prefix_file is not None and not self.prefix_caching:
-            raise ValueError("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
+            raise InvalidOption("prefix_file keeps cached prefixes, and prefix_caching=False keeps none; leave one of them out")
         for name in ("prefix_caching", "deterministic", "cuda_graphs"):
             flag(name, getattr(self, name))
         device: Any = self.device
         if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
+            raise InvalidOption(f'device must be "auto", "cpu", "cuda" or "cuda:N", not {self.device!r}')
 
     def _check_h2o(self) -> None:
         """What a request keeps under H2O depends on what it has read since, so nothing can be shared, guessed at, or promised to the bit."""
         if self.prefix_caching:
-            raise ValueError(f"kv={self.kv}: what is kept depends on the whole text, so no prefix can be shared; pass prefix_caching=False with it")
+            raise InvalidOption(f"kv={self.kv}: what is kept depends on the whole text, so no prefix can be shared; pass prefix_caching=False with it")
         if self.speculation not in ("auto", "off"):
-            raise ValueError(f"kv={self.kv}: guesses would count as attention paid, so speculation={self.speculation!r} is not available; leave it out")
+            raise InvalidOption(f"kv={self.kv}: guesses would count as attention paid, so speculation={self.speculation!r} is not available; leave it out")
         if self.deterministic:
-            raise ValueError(f"kv={self.kv} sums attention by torch, whose last digits depend on the batch, so deterministic=True is not available")
+            raise InvalidOption(f"kv={self.kv} sums attention by torch, whose last digits depend on the batch, so deterministic=True is not available")
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -37,7 +37,7 @@ from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
 from agentkit.engine.stream import Arrived, EventStream
 from agentkit.engine.waiting import may_not_fit, refusal
-from agentkit.errors import EngineError
+from agentkit.errors import EngineError, InvalidOption
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.settings import settings
 
@@ -115,7 +115,7 @@ class Engine:
         self.model_name = loaded.name
         limit = ENDLESS if isinstance(kv, Streaming) else loaded.config.max_position
         if max_context is not None and max_context > limit:
-            raise ValueError(f"max_context={max_context}: {loaded.name} takes at most {limit} tokens; lower it or leave it out, or see kv=Streaming(...)")
+            raise InvalidOption(f"max_context={max_context}: {loaded.name} takes at most {limit} tokens; lower it or leave it out, or see kv=Streaming(...)")
         self.max_context = max_context or limit
         self.metrics = Metrics(loaded.name, tracer)
         self._scheduler = scheduler_for(loaded, self.config, self.metrics, progress)

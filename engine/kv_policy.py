@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agentkit.engine.checks import integer, plain_numbers
-from agentkit.errors import EngineError
+from agentkit.errors import EngineError, InvalidOption
 
 if TYPE_CHECKING:
     from agentkit.engine.models.config import ModelShape
@@ -155,7 +155,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
 def check_format(value: Any) -> None:
     """Raises ValueError for anything but one of FORMATS."""
     if value not in FORMATS:
-        raise ValueError(f"kv: the format {value!r} is not available; choose one of {', '.join(map(repr, FORMATS))}")
+        raise InvalidOption(f"kv: the format {value!r} is not available; choose one of {', '.join(map(repr, FORMATS))}")
 
 
 def _widest(windows: Sequence[int | None]) -> int | None:

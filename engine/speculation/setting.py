@@ -10,6 +10,8 @@ Knows nothing of what the settings stand for.
 
 from __future__ import annotations
 
+from agentkit.errors import InvalidOption
+
 PLAIN = ("auto", "off", "ngram", "lookahead", "self", "medusa", "eagle")
 WITH_VALUE = ("draft", "self", "medusa", "eagle")
 
@@ -20,4 +22,4 @@ def check_speculation(setting: object) -> None:
     fine = setting in PLAIN or (name in WITH_VALUE and value)
     if not fine or (name == "self" and value and not value.isdecimal()):
         known = ", ".join([*map(repr, PLAIN), "'draft:MODEL'", "'self:LAYERS'", "'medusa:FILE'", "'eagle:FILE'"])
-        raise ValueError(f"speculation={setting!r} is not available; choose one of {known}")
+        raise InvalidOption(f"speculation={setting!r} is not available; choose one of {known}")

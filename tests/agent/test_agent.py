@@ -9,6 +9,7 @@ import threading
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentkit import Agent, HistoryError, InvalidOption, ToolDefinitionError, UsageLimits, tool
@@ -32,15 +33,15 @@ def pay(amount: int) -> int:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"retries": -1}, "retries is -1"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"parallel_tool_calls": 0}, "parallel_tool_calls is 0"),
-        ({"retries": "2"}, "retries is '2'; it must be an integer"),
-        ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be an integer"),
-        ({"temperature": -1}, "temperature is -1; it must be a number, at least 0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_p": 0}, "top_p is 0; it must be a number, above 0 and at most 1"),
-        ({"top_k": -1}, "top_k is -1"),
+        ({"retries": -1}, "retries must be an integer of at least 0, not -1"),
+        ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, not 0"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls must be an integer"),
+        ({"retries": "2"}, "retries must be an integer of at least 0, not '2'"),
+        ({"max_tokens": 2.5}, "max_tokens must be an integer of at least 1, not 2.5"),
+        ({"temperature": -1}, "temperature must be a number >= 0, not -1"),
+        ({"temperature": float("nan")}, "temperature must be a number >= 0, not nan"),
+        ({"top_p": 0}, r"top_p must be a number in \(0, 1\], not 0"),
+        ({"top_k": -1}, "top_k must be an integer"),
         ({"instructions": 5}, "instructions must be text"),
         ({"approve": True}, "approve must be a callable"),
         ({"output_validators": len}, r"output_validators must be a list, such as output_validators=\[len\]"),
@@ -60,10 +61,10 @@ def test_agent_options(options: dict[str, Any], message: str) -> None:
     [
         ({"tool_choice": "sub"}, "tool_choice is 'sub'.*'auto', 'required', 'none' or the name of a tool: add"),
         ({"tool_choice": {"type": "function"}}, "tool_choice is {'type': 'function'}"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_tokens": "5"}, "max_tokens is '5'"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
-        ({"seed": 1 << 64}, "seed is 18446744073709551616"),
+        ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, not 0"),
+        ({"max_tokens": "5"}, "max_tokens must be .*, not '5'"),
+        ({"temperature": "hot"}, "temperature must be .*, not 'hot'"),
+        ({"seed": 1 << 64}, "seed must be .*, not 18446744073709551616"),
         ({"deps": "text"}, "deps is str, but the agent's deps_type is int"),
     ],
 )
@@ -90,8 +91,15 @@ def test_other_misuse() -> None:
         Agent(ScriptedModel(), tools=[add, add])
     with pytest.raises(ToolDefinitionError, match="5 cannot be a tool"):
         Agent(ScriptedModel(), tools=[5])
-    with pytest.raises(ValueError, match=r"UsageLimits\.request_limit is -1"):
+    with pytest.raises(ValueError, match=r"UsageLimits\.request_limit must be an integer of at least 0, not -1"):
         UsageLimits(request_limit=-1)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    agent = Agent(ScriptedModel(), max_tokens=np.int64(7), temperature=np.float32(0.5), retries=np.int8(2))
+    found = (agent.sampling.max_tokens, agent.sampling.temperature, agent.retries, UsageLimits(request_limit=np.int64(3)).request_limit)
+    assert found == (7, 0.5, 2, 3)
+    assert {type(each) for each in found} == {int, float}
 
 
 async def test_approval_is_not_asked_for_calls_that_are_not_run() -> None:
