@@ -34,7 +34,6 @@ _START = {"nodes": 1 << 15, "memo": 1 << 16, "rows": 256, "scratch": 1 << 15, "p
 _FULL = {layout.FULL_NODES: "nodes", layout.FULL_MEMO: "memo", layout.FULL_ROWS: "rows", layout.FULL_SCRATCH: "scratch", layout.FULL_POOL: "pool"}
 _COUNTS = [layout.H_NODE_COUNT, layout.H_ROW_COUNT, layout.H_POOL_COUNT, layout.H_EPOCH, layout.H_BANK_USED]
 _MOVES = 1 << 15  # moves by a token that are remembered (some 5 MB)
-_BYTES = list(np.arange(256, dtype=np.uint8).reshape(256, 1))
 _WORKSPACE = 1 << 30  # bytes of nodes and transitions that one arena may take
 
 
@@ -185,22 +184,11 @@ class Arena:
         with self.lock:
             return int(self._run(kernels.advance_bytes, state, np.frombuffer(data, np.uint8)))
 
-    def derivatives(self, state: int, kernel: Kernel | None = None) -> np.ndarray:
-        """int32 [256]: the state after each byte, 0 where it is not allowed.   kernel: one that fills in all of them; None: byte by byte."""
+    def successors(self, state: int) -> np.ndarray:
+        """int32 [256]: the state after each byte, 0 where it is not allowed."""
         out = np.zeros(256, np.int32)
         with self.lock:
-            if kernel is not None:
-                self._run(kernel, state, out)
-                return out
-            mem = self._mem
-            op, at = mem[mem[layout.H_NODES] + state * layout.STRIDE :][:2].tolist()
-            first = mem[mem[layout.H_POOL] + at :]
-            for byte in (int(first[0]),) if op == layout.A_LITERAL else range(256):
-                following = kernels.advance_bytes(mem, state, _BYTES[byte])
-                if following == 0 and mem[layout.H_STATUS]:
-                    following = self._run(kernels.advance_bytes, state, _BYTES[byte])
-                    mem = self._mem
-                out[byte] = following
+            self._run(kernels.successors, state, out)
         return out
 
     def is_in_undeclared_key(self, state: int) -> bool:

@@ -24,7 +24,6 @@ import numpy as np
 
 from agentkit.errors import GrammarError
 from agentkit.grammars.place import Place, key_of
-from agentkit.grammars.successors import successors
 
 if TYPE_CHECKING:
     from agentkit.grammars.arena import Arena
@@ -205,7 +204,7 @@ class Pushdown:
         after = self._derivatives.get((arena, item))
         if after is None:
             after = self._derivatives[arena, item] = np.zeros(SYMBOLS, np.int32)
-            after[:256] = successors(arena, item)
+            after[:256] = arena.successors(item)
             specials = self.vocabulary.symbol_tokens[:SPECIALS]
             after[256 : 256 + len(specials)] = [arena.advance_token(item, token) for token in specials]
         return after

@@ -23,7 +23,6 @@ from agentkit.engine.kv import KVPool
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
-from agentkit.grammars.successors import compile_successors
 
 __all__ = ["DeviceRunner", "for_device", "runner_for"]
 
@@ -48,9 +47,6 @@ class DeviceRunner:
     def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
         """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
         self._on_device()
-        if self.on_gpu and self.decoder is not None:
-            progress("compiling how grammars are handed to the GPU (kept for the next start)", 0, None)
-            compile_successors()
         for done, shape in enumerate((*shapes, None)):
             progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
             if shape is not None:

@@ -51,6 +51,15 @@ def advance_bytes(mem, state, data):
     return state
 
 
+@kernel(INTS, INT, INTS)
+def successors(mem, state, out):
+    """Fills `out` [256] with the state after each byte, EMPTY where it is not allowed (or H_STATUS is set)."""
+    for byte in range(256):
+        out[byte] = step(mem, state, byte)
+        if reg(mem, H_STATUS):
+            break
+
+
 @kernel(INTS, INTS, INT, INT)
 def advance_token(mem, voc, state, token):
     """State after `token`; EMPTY if it is not allowed (or H_STATUS is set). Tokens without bytes are special symbols."""

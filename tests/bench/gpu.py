@@ -4,7 +4,7 @@
 
 Needs an NVIDIA GPU and says so where there is none. Every section has a time box, and all of them --seconds together; what did not fit is
 named, and the file is written after each section. A section that fails, for want of a package say, leaves the others alone. The model is a
-random one in the shape of Qwen2-7B, in bfloat16. The grammars' kernels, which a new machine compiles for a minute or two, are compiled by
+random one in the shape of Qwen2-7B, in bfloat16. The grammars' kernels, which a new machine compiles for half a minute, are compiled by
 another process meanwhile. --smoke runs the same code tiny on the CPU, through Triton's interpreter: it shows that the script works, and its
 figures mean nothing.
 """
@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ import torch
 
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.models.decoder import Decoder
+from agentkit.grammars.warmup import begin_compiling, compile_kernels
 from tests.bench import gpu_kernels
 from tests.bench.gpu_kit import Box, Figures, Setup, clock, forward_times, matrix_bytes, random_model, spans_for
 
@@ -49,7 +49,6 @@ AIMS = {
     "transformers": "decode is faster at every batch",
 }
 """What the figures of a section are to be compared with."""
-COMPILE = "from agentkit.grammars.warmup import compile_kernels as k; from agentkit.grammars.successors import compile_successors as s; k(); s()"
 
 
 class Bench:
@@ -59,13 +58,12 @@ class Bench:
         self.setup = setup
         self.ceiling: Figures = {}
         self._model: Decoder | None = None
-        self._compiling = subprocess.Popen([sys.executable, "-c", COMPILE])
+        begin_compiling()
 
     def wait_for_grammars(self) -> float:
         """Until the grammars' kernels are compiled; seconds waited."""
         start = time.perf_counter()
-        if self._compiling.wait():
-            raise RuntimeError("the grammars' kernels could not be compiled; what went wrong stands above")
+        compile_kernels()
         return round(time.perf_counter() - start, 1)
 
     @property
@@ -273,7 +271,6 @@ def run(setup: Setup, names: list[str], out: Path, limit: float) -> bool:
         if setup.device.type == "cuda":
             torch.cuda.empty_cache()
     out.write_text(json.dumps(result, indent=1))
-    bench.wait_for_grammars()
     return good
 
 
