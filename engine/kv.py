@@ -182,7 +182,7 @@ class KVPool:
         missing = max(0, pages_for(length) - sequence.blocks)
         if not missing + shared:
             return True
-        if not self.memory.make_room(missing + shared):
+        if not self.memory.make_room((missing + shared) * self.groups.tables):
             return False
         if shared:
             old = [table[block] for table in sequence.tables]

@@ -65,25 +65,23 @@ class KVMemory:
     def _filled(self, parent: Node, contents: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]] | None:
         """Pages with these contents, each with one holder; None without room for all."""
         wanted = [0 if rows is None else len(group.tables) for group, rows in zip(self.groups.groups, contents, strict=True)]
-        if sum(wanted) > self.pages.free:
-            self.tree.evict(sum(wanted) - self.pages.free)
+        if not self.make_room(sum(wanted)):
+            return None
         after = parent.parts[0][-1] if parent.parts else None
         taken = self.pages.allocate(sum(wanted), self.owner(LOADER, 0), after, sum(wanted))
-        if taken is None:
-            return None
+        assert taken is not None
         pages = iter(taken)
         parts = [tuple(itertools.islice(pages, count)) for count in wanted]
-        for group, (part, rows) in enumerate(zip(parts, contents, strict=True)):
+        for part, rows in zip(parts, contents, strict=True):
             if rows is not None:
-                self.store.write(group, part, rows)
+                self.store.write(part, rows)
         return parts
 
-    def make_room(self, blocks: int) -> bool:
-        """Whether pages for so many blocks are free, if need be after evicting."""
-        missing = blocks * self.groups.tables - self.pages.free
-        if missing > 0:
-            self.tree.evict(missing)
-        return blocks * self.groups.tables <= self.pages.free
+    def make_room(self, pages: int) -> bool:
+        """Whether so many pages are free, if need be after evicting."""
+        if pages > self.pages.free:
+            self.tree.evict(pages - self.pages.free)
+        return pages <= self.pages.free
 
     def extend(self, sequence: KVSequence, count: int) -> None:
         """New blocks, for which there is room."""
@@ -99,7 +97,7 @@ class KVMemory:
 
     def copy_block(self, sequence: KVSequence, source: Sequence[int], length: int) -> bool:
         """A new block behind the sequence's others, with the first `length` slots of `source`, a page for each table; False without room."""
-        if not self.make_room(1):
+        if not self.make_room(self.groups.tables):
             return False
         self.extend(sequence, 1)
         self.store.copy(source, [table[-1] for table in sequence.tables], length)

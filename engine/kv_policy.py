@@ -5,8 +5,8 @@ Inputs: plain numbers. Knows nothing of tensors, pages or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agentkit.engine.checks import integer, plain_numbers
@@ -100,14 +100,13 @@ class Reach:
     """What of the past a model's tokens see under a policy.
 
     window: positions that a token sees in any layer, its own included, beside the model's own windows; None: no limit.
-    kept: the widest window of any layer; None: one sees everything.    sinks: first keys seen beside the window.
-    windows: what tokens see in each layer, the model's own windows and the policy's; (): all see the same.
+    sinks: first keys seen beside the window.
+    windows: what tokens see in each layer, the model's own windows and the policy's; (): `window` in all.
     budget, recent: see H2O; None: nothing is chosen by attention.
     ropes, rope_of_layer: inverse frequencies of the model's rotary embeddings, and which of them each layer uses; only where there are sinks.
     """
 
     window: int | None = None
-    kept: int | None = None
     sinks: int = 0
     windows: tuple[int | None, ...] = ()
     budget: int | None = None
@@ -115,9 +114,12 @@ class Reach:
     ropes: tuple[tuple[float, ...], ...] = ()
     rope_of_layer: tuple[int, ...] = ()
 
-    def lowest(self, position: int) -> int:
-        """The first key, sinks apart, that a token at `position` sees in any layer."""
-        return 0 if self.kept is None or position < self.kept + self.sinks else position - self.kept + 1
+    @cached_property
+    def kept(self) -> int | None:
+        """The widest window of any layer; None: one sees everything."""
+        seen = self.windows or (self.window,)
+        given = [window for window in seen if window is not None]
+        return max(given) if len(given) == len(seen) else None
 
 
 def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False) -> Reach:
@@ -126,7 +128,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
     standard: whether attention="standard" reads the pages; it keeps no sums of what was attended to.
     """
     if isinstance(policy, str):
-        return Reach(kept=_widest(config.windows), windows=tuple(config.windows))
+        return Reach(windows=tuple(config.windows))
     if isinstance(policy, H2O):
         if standard:
             raise EngineError(f"{policy} needs attention='flash', which sums up what is attended to; standard attention does not")
@@ -136,7 +138,7 @@ def reach_of(policy: str | Policy, config: ModelShape, *, standard: bool = False
         return Reach(budget=policy.budget, recent=policy.recent)
     window = min(policy.window, config.max_position) if isinstance(policy, Window) else policy.window  # a wider one lets no token see more
     windows = [window if own is None else min(own, window) for own in config.windows]
-    reach = Reach(window=window, kept=_widest(windows), windows=tuple(windows))
+    reach = Reach(window=window, windows=tuple(windows))
     if isinstance(policy, Window):
         return reach
     if set(windows) != {policy.window}:
@@ -156,8 +158,3 @@ def check_format(value: Any) -> None:
     """Raises ValueError for anything but one of FORMATS."""
     if value not in FORMATS:
         raise InvalidOption(f"kv: the format {value!r} is not available; choose one of {', '.join(map(repr, FORMATS))}")
-
-
-def _widest(windows: Sequence[int | None]) -> int | None:
-    given = [window for window in windows if window is not None]
-    return max(given) if given and len(given) == len(windows) else None

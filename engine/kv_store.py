@@ -49,8 +49,8 @@ class KVStore:
         pages = [self.data[:, :, :, page * PAGE : page * PAGE + length] for page in part]
         return torch.cat(pages)[: len(self._groups.groups[group].layers)]
 
-    def write(self, group: int, part: Sequence[int], rows: torch.Tensor) -> None:
-        """The opposite of `read`."""
+    def write(self, part: Sequence[int], rows: torch.Tensor) -> None:
+        """The opposite of `read`: rows of a group's layers to its pages for one block."""
         length, width = rows.shape[3], self._groups.width
         for number, page in enumerate(part):
             own = rows[number * width : (number + 1) * width]

@@ -242,9 +242,9 @@ class PrefixTree:
             if self.is_idle(node, group) and node.full:  # others go with their node
                 self._clock += 1
                 node.let_go = self._clock
-                _push(self._idle_parts, (node.let_go, node.page, node), len(self._nodes), self._is_last)
+                _push(self._idle_parts, (node.let_go, node.page, node), len(self._nodes), self._is_idle_part)
         elif self._may_go(node):
-            _push(self._idle, (node.used, node.page, node), len(self._nodes), lambda entry: entry[0] == entry[2].used and self._may_go(entry[2]))
+            _push(self._idle, (node.used, node.page, node), len(self._nodes), self._is_idle_leaf)
 
     def evict(self, count: int) -> int:
         """Frees up to `count` pages or few more, what was used least recently first; returns how many."""
@@ -257,14 +257,10 @@ class PrefixTree:
 
     def _evict_next(self) -> bool:
         """Evicts a leaf, or a second part that was let go of before; False where there are none."""
-        while self._idle_parts and not self._is_last(self._idle_parts[0]):
+        while self._idle_parts and not self._is_idle_part(self._idle_parts[0]):
             heapq.heappop(self._idle_parts)
-        while self._idle:
-            used, _, node = self._idle[0]
-            if self._may_go(node) and node.used == used:
-                break
-            heapq.heappop(self._idle)
-            self.idle(node)  # used since it was remembered
+        while self._idle and not self._is_idle_leaf(self._idle[0]):
+            self.idle(heapq.heappop(self._idle)[2])  # it may have been used since it was remembered
         if self._idle_parts and (not self._idle or self._idle_parts[0][0] < self._idle[0][0]):
             self.strip(heapq.heappop(self._idle_parts)[2], 1)
         elif self._idle:
@@ -288,7 +284,11 @@ class PrefixTree:
             self.idle(parent)
         return True
 
-    def _is_last(self, entry: Entry) -> bool:
+    def _is_idle_leaf(self, entry: Entry) -> bool:
+        """Whether an entry of `_idle` is not stale."""
+        return entry[0] == entry[2].used and self._may_go(entry[2])
+
+    def _is_idle_part(self, entry: Entry) -> bool:
         """Whether an entry of `_idle_parts` is not stale."""
         return entry[2].alive and entry[0] == entry[2].let_go and self.is_idle(entry[2], 1)
 

@@ -301,7 +301,7 @@ class Scheduler:
     def _undisturbed(self) -> bool:
         """Is there nothing but to go on with those that run?"""
         now = time.perf_counter()
-        if any(r.cancelled or r.is_late(now) for r in self.running if r.state is State.RUNNING):
+        if any(not r.is_active(now) for r in self.running if r.state is State.RUNNING):
             return False
         return not self._queue or self.active >= self._limits.max_running
 

@@ -96,7 +96,7 @@ def _run_whole(kv: torch.dtype) -> None:
 
 def _run_attention(kv: torch.dtype) -> None:
     """Once with sinks, once with sums of what keys receive: kernels of their own."""
-    sinks = Reach(window=PAGE, kept=PAGE, sinks=1, windows=(PAGE,), ropes=((1.0,) * (_DIM // 2),), rope_of_layer=(0,))
+    sinks = Reach(window=PAGE, sinks=1, windows=(PAGE,), ropes=((1.0,) * (_DIM // 2),), rope_of_layer=(0,))
     for reach, sums in ((sinks, None), (Reach(), torch.zeros(2 * PAGE))):
         attend = BatchAttention(_pool(kv, reach, sums), [(_sequence(), 3, 1)])
         with torch.inference_mode():

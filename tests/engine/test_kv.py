@@ -160,7 +160,7 @@ def test_truncating_never_touches_what_others_hold() -> None:
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_a_hundred_thousand_tokens_in_constant_memory(prefix_caching: bool) -> None:
     """Under a window with sinks, in a pool that holds 2,000 tokens; what falls out of the window is used again."""
-    pool = KVPool(KVShape(1, 1, 1), 64 * 32 * 8, reach=Reach(window=508, kept=508, sinks=4), prefix_caching=prefix_caching)
+    pool = KVPool(KVShape(1, 1, 1), 64 * 32 * 8, reach=Reach(window=508, sinks=4), prefix_caching=prefix_caching)
     ids = [i % 1009 for i in range(100_000)]
     sequence, held = pool.start(ids), []
     while sequence.length < len(ids):

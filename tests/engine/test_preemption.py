@@ -141,7 +141,7 @@ def test_what_fits_beside_pins_is_computed_in_smaller_steps_where_pages_are_shor
 
 
 def test_steps_may_be_longer_than_what_fits_at_once() -> None:
-    reach = Reach(kept=40, windows=(40, 40))
+    reach = Reach(windows=(40, 40))
     bench = Bench(TinyDecoder(windows=reach.windows), pages=20, limits=Limits(step_tokens=4096), reach=reach)
     long = bench.complete([t % 251 for t in range(3000)], max_tokens=4)
     assert long.outcome is not None

@@ -125,7 +125,7 @@ def test_little_memory_makes_requests_give_way() -> None:
 
 
 def test_pages_that_a_window_leaves_behind_are_given_back() -> None:
-    _, bench = both([{"max_tokens": 90, "seed": s, **SAMPLED} for s in range(2)], reach=Reach(window=33, kept=33))
+    _, bench = both([{"max_tokens": 90, "seed": s, **SAMPLED} for s in range(2)], reach=Reach(window=33))
     assert bench.steps > 60
 
 

@@ -55,7 +55,7 @@ def joining(burst: bool, late: dict[str, Any], **options: Any) -> tuple[list[Req
     ],
     ids=["prompt", "with a grammar", "for the host"],
 )
-@pytest.mark.parametrize("options", [{}, {"reach": Reach(window=33, kept=33)}], ids=["", "window"])
+@pytest.mark.parametrize("options", [{}, {"reach": Reach(window=33)}], ids=["", "window"])
 def test_who_joins_leaves_the_others_on_the_device(late: dict[str, Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "BURST", 4)
     want, _, _ = joining(False, late, **options)
