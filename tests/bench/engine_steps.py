@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -70,6 +71,11 @@ def computed(engine: Engine, prompt: list[int], room: int, key: bytes = b"") -> 
     return sequence
 
 
+def _execute(engine: Engine, spans: list[tuple[KVSequence, tuple[int, ...]]]) -> None:
+    """Once more the tokens behind each sequence, with the logits of all; the spans are made within, as a step makes them."""
+    engine._scheduler.runner.execute([Span(sequence, tokens, rows=len(tokens)) for sequence, tokens in spans])
+
+
 def together(engine: Engine) -> list[tuple[str, str]]:
     """A token of each of 16 requests behind the same prefix: its pages attended to together (cascade), and 16 times the same in pages of each one's own."""
     prompt = [1000 + i for i in range(DEPTH)]
@@ -80,7 +86,7 @@ def together(engine: Engine) -> list[tuple[str, str]]:
     for name, sequences in (("shared", shared), ("own", own)):
         for sequence in sequences:
             engine._scheduler.pool.reserve(sequence, DEPTH + REPEATS + 1)
-        times[name] = median_ms(lambda s=sequences: engine._scheduler.runner.execute([Span(each, (5,), rows=1) for each in s]))  # type: ignore[misc]
+        times[name] = median_ms(partial(_execute, engine, [(each, (5,)) for each in sequences]))
     return [(f"16 requests, prefix {name}", f"{ms:.1f} ms") for name, ms in times.items()]
 
 
@@ -100,8 +106,8 @@ def steps(engine: Engine) -> list[tuple[str, str]]:
         ("step of 1 token, depth 0", f"{median_ms(lambda: runner.execute([Span(shallow, (5,))])):.1f} ms"),
     ]
     for width in WIDTHS:
-        span = tuple(range(5, 5 + width))
-        rows.append((f"step of {width} tokens, depth {DEPTH}", f"{median_ms(lambda s=span: runner.execute([Span(deep, s, rows=len(s))])):.1f} ms"))  # type: ignore[misc]
+        ms = median_ms(partial(_execute, engine, [(deep, tuple(range(5, 5 + width)))]))
+        rows.append((f"step of {width} tokens, depth {DEPTH}", f"{ms:.1f} ms"))
     return rows
 
 
@@ -122,7 +128,7 @@ def sampling_us(width: int) -> list[tuple[str, str]]:
     rows = []
     for name, mask in (("no mask", None), ("full mask", full), ("3 tokens", few)):
         for kind, params in (("greedy", SamplingParams()), ("t=1, top-p 0.9", SamplingParams(temperature=1.0, top_p=0.9))):
-            us = median_ms(lambda m=mask, p=params: sample(logits, m, p, vocab_size=width), 50) * 1e3  # type: ignore[misc]
+            us = median_ms(partial(sample, logits, mask, params, vocab_size=width), 50) * 1e3
             rows.append((f"sample: {kind}, {name}", f"{us:.0f} us"))
     return rows
 

@@ -121,6 +121,10 @@ def _prepared(words: Vocabulary, grammar: Grammar, *, known: bool = False) -> tu
     return host, place
 
 
+def _logits(decoder: DeviceDecoder, batch: Batch, parts: Sequence[Part]) -> torch.Tensor:
+    return decoder.logits(decoder.states(batch, parts))
+
+
 def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
     """Seconds of a whole step: without a grammar, with a known mask, with one that is built each time; captured and not."""
     found, before = [], setup.pick(1024, PAGE + 1)
@@ -128,10 +132,6 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
     for size in setup.pick((1, 8, 64, 256), (2,)):
         spans = spans_for([(before, 2 * PAGE)] * size)
         decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
-
-        def forward(batch: Batch, parts: Sequence[Part], decoder: DeviceDecoder = decoder) -> torch.Tensor:
-            return decoder.logits(decoder.states(batch, parts))
-
         row: Figures = {"batch": size, "context": before}
         for kind in ("free", "known mask", "built mask"):
             for graph in setup.pick((True, False), (False,)):
@@ -139,7 +139,7 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
                     continue
                 host, place = _prepared(words, TEXT, known=kind == "known mask")
                 step = DeviceStep(
-                    Bucket(size, len(spans[0].pages), grammars=kind != "free"), forward, step_kernels("triton", setup.device), setup.device,
+                    Bucket(size, len(spans[0].pages), grammars=kind != "free"), partial(_logits, decoder), step_kernels("triton", setup.device), setup.device,
                     width=model.config.vocab_size, vocab_size=len(words), stops=words.stop_token_ids,
                     tables=Tables.of(host, size, setup.device), graph=graph,
                 )  # fmt: skip
@@ -164,13 +164,9 @@ def mixed(setup: Setup, model: Decoder, box: Box) -> Figures:
     for size in setup.pick((8, 64), (2,)):
         spans = spans_for([(before, 2 * PAGE)] * size + [(0, setup.pick(1024, 40))])
         decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
-
-        def forward(batch: Batch, parts: Sequence[Part], decoder: DeviceDecoder = decoder) -> torch.Tensor:
-            return decoder.logits(decoder.states(batch, parts))
-
         *own, prompt = spans
         step = DeviceStep(
-            Bucket(size, len(own[0].pages), draws=False), forward, step_kernels("triton", setup.device), setup.device,
+            Bucket(size, len(own[0].pages), draws=False), partial(_logits, decoder), step_kernels("triton", setup.device), setup.device,
             width=model.config.vocab_size, vocab_size=model.config.vocab_size, stops=(), graph=setup.device.type == "cuda",
         )  # fmt: skip
         runs = [Beside(BatchSpan(span.pages, before, [1] * run), number) for number, span in enumerate(own[: max(1, size // 8)])]

@@ -103,7 +103,8 @@ def stream(model: str, tokens: int, budget: int, sinks: Sequence[int]) -> None:
     for count in sinks:
         kv = Streaming(count, budget - count)
         with open_engine(model, kv) as engine:
-            ids, losses, most, done = text_of(engine, tokens), [], 0, 0  # type: ignore[var-annotated]
+            ids, most, done = text_of(engine, tokens), 0, 0
+            losses: list[float] = []
             for logits, held in read(engine, ids):
                 at, most = done + len(losses), max(most, held)
                 log = torch.from_numpy(logits).log_softmax(-1)

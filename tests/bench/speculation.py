@@ -120,7 +120,10 @@ def lines(rows: list[Row], cost: dict[int, float], jobs: int, *, processor: bool
     """The table, and below it speed-ups as bars."""
     plain = next(row for row in rows if row.setting == "off")
     sizes, seconds = list(cost), list(cost.values())
-    price = lambda row: float(np.interp(row.computed / max(1, row.forwards), sizes, seconds))  # noqa: E731
+
+    def price(row: Row) -> float:
+        return float(np.interp(row.computed / max(1, row.forwards), sizes, seconds))
+
     out = [
         "| speculation | accepted | tokens per forward | C(k) / C(plain) | speed-up | of the ideal | s per request | same output |",
         "|---|---|---|---|---|---|---|---|",

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Round:
 
 class Ours:
     def __init__(self, engine: Engine, data: dict[str, Any]) -> None:
-        encode = lambda text: engine.tokenizer.encode(text, special=True)  # noqa: E731
+        encode = partial(engine.tokenizer.encode, special=True)
         prefix = encode(data["prefix"])
         self._engine = engine
         self._prompts = [[*prefix, *encode(message + data["suffix"])] for message in data["messages"]]

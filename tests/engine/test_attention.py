@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from agentkit.engine.attention import BatchAttention
-from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_groups import together
-from agentkit.engine.kv_policy import Reach
+from tests.engine.slots import Sequence, Slots
 from tests.engine.tiny import attend_explicit
 
 
@@ -36,19 +34,6 @@ def test_explicit_takes_any_mask() -> None:
     assert torch.allclose(attend_explicit(q, k, v, mask, 1.0), v[0, :2].unsqueeze(1).expand(2, 2, 8))
 
 
-class Sequence:
-    def __init__(self, pages: list[int]) -> None:
-        self.tables = [pages]
-
-
-class Pool:
-    def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
-        self.data = torch.full((2, 2, kv, pages * PAGE, dim), torch.nan, dtype=dtype)
-        self.groups = together(2)
-        self.reach = Reach()
-        self.sums = None
-
-
 PAGES = {"one run": [4, 5, 6, 7, 8], "scattered": [9, 2, 7, 3, 0], "two runs": [6, 7, 1, 2, 3]}
 
 
@@ -60,7 +45,7 @@ def test_batches_over_pages_equal_the_reference(pages: list[int], window: int | 
     """Two sequences grow side by side by spans that end within, at and beyond page boundaries; slots not yet written hold NaN."""
     h, kv, dim = 6, 2, 16
     generator = torch.Generator().manual_seed(1)
-    pool = Pool(20, kv, dim, dtype)
+    pool = Slots(2, kv, dim, pages=20, dtype=dtype)
     sequences = [Sequence(pages), Sequence([p + 10 for p in pages])]
     data = [[torch.randn(150, n, dim, generator=generator).to(dtype).float() for n in (h, kv, kv)] for _ in sequences]
     at = [0, 0]
@@ -83,7 +68,7 @@ def test_sinks_take_part_in_the_softmax(pages: list[int], window: int | None) ->
     generator = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(110, n, dim, generator=generator) for n in (h, kv, kv))
     sinks = torch.randn(h, generator=generator) * 3
-    pool, sequence = Pool(10, kv, dim), Sequence(pages)
+    pool, sequence = Slots(2, kv, dim, pages=10), Sequence(pages)
     for first, last in ((0, 70), (70, 71), (71, 110)):
         attend = BatchAttention(pool, [(sequence, first, last - first)])
         out = attend(1, q[first:last], k[first:last], v[first:last], window=window, scale=0.3, sinks=sinks)

@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,13 +259,9 @@ def test_leaving_a_stream_cancels(case_id: str, make: Make) -> None:
 
 def test_many_threads_share_one_engine(engine: Engine) -> None:
     wanted = {p: engine.generate(p, max_tokens=15).token_ids for p in ("a", "bb", "ccc", "dddd")}
-    got: dict[str, Any] = {}
-    threads = [threading.Thread(target=lambda p=p: got.update({p: engine.generate(p, max_tokens=15).token_ids})) for p in wanted]  # type: ignore[misc]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(30)
-    assert got == wanted
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        got = threads.map(partial(engine.generate, max_tokens=15), wanted)
+    assert [g.token_ids for g in got] == list(wanted.values())
 
 
 def test_queue_full(make: Make) -> None:

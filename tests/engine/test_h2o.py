@@ -9,13 +9,13 @@ import torch
 
 from agentkit.engine import Engine, SamplingParams
 from agentkit.engine.kernels.library import supported
-from agentkit.engine.kv import PAGE, KVSequence
+from agentkit.engine.kv import pages_for
 from agentkit.engine.kv_policy import H2O, STEP, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.errors import EngineError
 from tests.engine.kernels.models import VARIANTS, decoder, quantised, tokens
 from tests.engine.loaded import loaded_model
-from tests.engine.test_kv_policy import Machine
+from tests.engine.test_kv_policy import Machine, in_ragged_spans
 
 
 class Naive:
@@ -74,31 +74,14 @@ def test_outputs_are_those_of_sums_made_token_by_token(variant: str, policy: H2O
         with monkeypatch.context() as patch:
             if not kernels:
                 patch.setattr("agentkit.engine.attention.supported", lambda: False)
-            machine = Machine(model, policy, pages=2 * (-(-policy.budget // PAGE)), prefix_caching=False)
+            machine = Machine(model, policy, pages=2 * pages_for(policy.budget), prefix_caching=False)
             sequences = [machine.pool.start(ids, room=240) for ids in texts]
-            found = in_ragged_spans(machine, sequences, texts)
+            found = in_ragged_spans(machine, sequences, texts, lambda _: pages_for(policy.budget))
         for sequence, rows, (wanted, attend) in zip(sequences, found, naive, strict=True):
             assert (rows - wanted).abs().max() < 2e-3 * wanted.abs().max()
             assert machine.pool.sums is not None
             sums = torch.cat([machine.pool.sums[first:last] for first, last in sequence.slots(0, sequence.place)])
             assert torch.allclose(sums, torch.tensor(attend.received), rtol=1e-3, atol=2e-3)
-
-
-def in_ragged_spans(machine: Machine, sequences: list[KVSequence], texts: list[list[int]]) -> list[torch.Tensor]:
-    """Logits of texts of unequal length side by side, cut anyhow."""
-    found: list[list[torch.Tensor]] = [[] for _ in texts]
-    chunk = 0
-    while any(s.length < len(ids) for s, ids in zip(sequences, texts, strict=True)):
-        size = (33, 1, 31, 64, 1, 30, 2)[chunk % 7]
-        chunk += 1
-        spans = []
-        for sequence, ids in zip(sequences, texts, strict=True):
-            room = machine.pool.room(sequence)
-            assert room is not None
-            spans += [(sequence, ids[sequence.length : sequence.length + min(size, room)])] if sequence.length < len(ids) else []
-        for (sequence, _), rows in zip(spans, machine.run(*spans), strict=True):
-            found[sequences.index(sequence)].append(rows)
-    return [torch.cat(rows) for rows in found]
 
 
 def test_an_engine_keeps_to_its_budget_and_preempted_requests_come_out_the_same(tmp_path: Any) -> None:

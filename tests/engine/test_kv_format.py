@@ -14,9 +14,8 @@ from agentkit.engine.kernels.library import kernel, supported
 from agentkit.engine.kernels.tiles import LANES, narrow_row, transpose_page, widen_row
 from agentkit.engine.kv import KVShape
 from agentkit.engine.kv_format import KV_TYPES, decode, encode, mixed, row_dim, row_size
-from agentkit.engine.kv_groups import together
-from agentkit.engine.kv_policy import Reach
 from tests.engine.kernels.models import VARIANTS, Pool, Sequence, decoder, quantised, run, tokens
+from tests.engine.slots import Slots
 from tests.engine.test_attention import reference
 
 EIGHT_BITS = [torch.int8, torch.uint8]
@@ -105,14 +104,6 @@ def test_memory_is_half_of_that_in_16_bits() -> None:
     assert row_dim(torch.zeros(2, 66, dtype=torch.int8)) == 64
 
 
-class OnePool:
-    def __init__(self, pages: int, kv: int, dim: int, dtype: torch.dtype) -> None:
-        self.data = torch.full((1, 2, kv, pages * PAGE, row_size(dtype, dim)), 127, dtype=dtype)
-        self.groups = together(1)
-        self.reach = Reach()
-        self.sums = None
-
-
 @pytest.mark.parametrize("kernels", [pytest.param(True, marks=kernels_only), False])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", EIGHT_BITS)
@@ -124,7 +115,7 @@ def test_attention_equals_that_over_the_rounded_keys_and_values(dtype: torch.dty
     q, k, v = (torch.randn(110, n, dim, generator=generator) for n in (h, kv, kv))
     keys, values = (decode(encode(x, dtype, keys=i == 0), torch.float32) for i, x in enumerate((k, v)))
     keys = mixed(keys) if dtype == torch.int8 else keys
-    pool, sequence = OnePool(10, kv, dim, dtype), Sequence([9, 2, 7, 3])
+    pool, sequence = Slots(1, kv, dim, pages=10, dtype=dtype), Sequence([9, 2, 7, 3])
     for first, last in ((0, 33), (33, 34), (34, 96), (96, 110)):
         out = BatchAttention(pool, [(sequence, first, last - first)])(0, q[first:last], k[first:last], v[first:last], window=window, scale=0.3)
         wanted = reference(q[first:last], keys, values, first, window, None).float()

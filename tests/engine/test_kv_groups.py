@@ -16,10 +16,11 @@ from agentkit.engine.kv_groups import PageGroups, by_window, pages_for
 from agentkit.engine.kv_policy import Policy, Reach, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.prefix_file import load_prefixes, save_prefixes
+from agentkit.engine.prefix_node import Node
 from agentkit.engine.runner import Span
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 from tests.engine.kernels.models import VARIANTS, Pool, Sequence, decoder, quantised, run, tokens
-from tests.engine.test_kv_policy import Machine, wanted_logits
+from tests.engine.test_kv_policy import Machine, in_ragged_spans, wanted_logits
 
 WINDOWS = (40, None, 64)
 LENGTH = 400
@@ -68,16 +69,11 @@ def test_logits_and_pages_of_long_texts(route: str, monkeypatch: pytest.MonkeyPa
     packed, plain = quantised(decoder(**{**VARIANTS["gemma"], "windows": WINDOWS}))
     texts = [tokens(LENGTH, 128, 1), tokens(LENGTH - 45, 128, 2)]
     machine = machine_for(packed if route == "whole forward" else plain, pages=13, prefix_caching=False)
-    sequences, found, chunk = [machine.pool.start(ids, room=LENGTH) for ids in texts], [[], []], 0  # type: ignore[var-annotated]
-    while any(s.length < len(ids) for s, ids in zip(sequences, texts, strict=True)):
-        size, chunk = (33, 1, 31, 64, 1, 30, 2)[chunk % 7], chunk + 1
-        spans = [(s, ids[s.length : s.length + n]) for s, ids, n in zip(sequences, texts, (size, size // 2 + 1), strict=True) if s.length < len(ids)]
-        for (sequence, _), rows in zip(spans, machine.run(*spans), strict=True):
-            found[sequences.index(sequence)].append(rows)
-        assert all(len(s.held) <= pages_for(s.length) + 2 * (64 // 32 + 1) for s in sequences)
+    sequences = [machine.pool.start(ids, room=LENGTH) for ids in texts]
+    found = in_ragged_spans(machine, sequences, texts, lambda length: pages_for(length) + 2 * (64 // 32 + 1))
     for rows, ids in zip(found, texts, strict=True):
         wanted = wanted_logits(plain, Window(4096), ids)
-        assert (torch.cat(rows) - wanted).abs().max() < 1e-3 * wanted.abs().max()
+        assert (rows - wanted).abs().max() < 1e-3 * wanted.abs().max()
 
 
 def alone(model: Decoder, ids: list[int], policy: str | Policy = "auto") -> torch.Tensor:
@@ -91,6 +87,15 @@ def right(machine: Machine, model: Decoder, sequence: KVSequence, ids: list[int]
     rows = machine.run((sequence, ids[start:]))[0]
     wanted = alone(model, ids)[start:]
     assert (rows - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
+def begun(count: int, **options: Any) -> tuple[Decoder, list[int], Machine, KVSequence]:
+    """A model with windows, a text, a machine for it, and a sequence of the first `count` tokens."""
+    model, ids = decoder(windows=WINDOWS), tokens(330, 128)
+    machine = machine_for(model, **options)
+    sequence = machine.pool.start(ids)
+    machine.run((sequence, ids[:count]))
+    return model, ids, machine, sequence
 
 
 def test_a_prefix_counts_as_far_as_the_windows_before_its_end_are_there() -> None:
@@ -114,16 +119,12 @@ def test_a_prefix_counts_as_far_as_the_windows_before_its_end_are_there() -> Non
 
 
 def test_parts_that_were_let_go_first_are_evicted_first_and_come_back() -> None:
-    model, ids = decoder(windows=WINDOWS), tokens(320, 128)
-    machine = machine_for(model, pages=12)
-    pool = machine.pool
-    first = pool.start(ids)
-    machine.run((first, ids[:320]))
-    nodes = list(first.nodes)
-    pool.tree.evict(pool.free_pages + 14 - pool.free_pages)  # the seven blocks behind the window, while it runs
-    assert [node.whole for node in nodes] == [False] * 7 + [True] * 3 or [node.whole for node in nodes] == [False] * 8 + [True] * 2
+    model, ids, machine, first = begun(320, pages=12)
+    pool, nodes = machine.pool, list(first.nodes)
+    pool.tree.evict(14)  # the near layers' pages of the first seven of the eight blocks behind the window, while it runs
+    assert [node.whole for node in nodes] == [False] * 7 + [True] * 3
     pool.release(first)
-    again = pool.start([*ids, 1])
+    again = pool.start([*ids[:320], 1])
     assert again.length == 320
     pool.release(again)
     early = pool.start([*ids[:100], 1])
@@ -136,13 +137,9 @@ def test_parts_that_were_let_go_first_are_evicted_first_and_come_back() -> None:
 
 
 def test_what_failed_lends_nothing() -> None:
-    model, ids = decoder(windows=WINDOWS), tokens(320, 128)
-    machine = machine_for(model, pages=12)
-    pool = machine.pool
-    first = pool.start(ids)
-    machine.run((first, ids))
+    _, ids, machine, first = begun(320, pages=12)
+    pool, nodes = machine.pool, list(first.nodes)
     pool.tree.evict(14)
-    nodes = list(first.nodes)
     pool.release(first)
     failed = pool.start([*ids[:100], 1])
     machine.run((failed, ids[:100]))
@@ -154,11 +151,8 @@ def test_what_failed_lends_nothing() -> None:
 
 
 def test_pins_keep_the_window_at_their_end() -> None:
-    model, ids = decoder(windows=WINDOWS), tokens(330, 128)
-    machine = machine_for(model, pages=16)
+    model, ids, machine, first = begun(300, pages=16)
     pool = machine.pool
-    first = pool.start(ids)
-    machine.run((first, ids[:300]))
     node = pool.release(first)
     assert node is not None
     assert pool.tree.unpinned(node) == pool.tree.pin_size(300) == 10 + 2 * 4
@@ -212,11 +206,8 @@ def test_trees_of_guesses(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_file_holds_the_windows_that_are_needed(tmp_path: Path) -> None:
-    model, ids = decoder(windows=WINDOWS), tokens(330, 128)
-    machine = machine_for(model)
+    model, ids, machine, first = begun(300)
     pool = machine.pool
-    first = pool.start(ids)
-    machine.run((first, ids[:300]))
     node = pool.release(first)
     assert node is not None
     pool.tree.pin(node)
@@ -239,11 +230,8 @@ def test_a_file_holds_the_windows_that_are_needed(tmp_path: Path) -> None:
 
 
 def test_a_file_lends_what_is_missing(tmp_path: Path) -> None:
-    model, ids = decoder(windows=WINDOWS), tokens(330, 128)
-    machine = machine_for(model, pages=14)
+    model, ids, machine, first = begun(320, pages=14)
     pool = machine.pool
-    first = pool.start(ids)
-    machine.run((first, ids[:320]))
     save_prefixes(pool, tmp_path / "all", "m", pinned_only=False)
     pool.tree.evict(14)
     pool.release(first)
@@ -303,7 +291,9 @@ def test_any_order_of_events(seed: int, kernels: bool, policy: str | Policy, mon
     texts = [[*stem[:cut], *tokens(LENGTH - cut, 128, cut)] for cut in (0, 37, 128, 200, 260)]
     wanted = [alone(model, ids, policy) for ids in texts]
     machine = machine_for(model, policy, pages=14)
-    pool, live, pins = machine.pool, [], []  # type: ignore[var-annotated]
+    pool = machine.pool
+    live: list[tuple[KVSequence, int]] = []
+    pins: list[Node] = []
     for _ in range(120):
         event = chance.random()
         if not live or (event < 0.15 and len(live) < 4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from agentkit.engine.kernels.layout import FAR, PAGE
 from agentkit.engine.kernels.library import supported
-from agentkit.engine.kv import KVPool, KVSequence, KVShape
+from agentkit.engine.kv import KVPool, KVSequence, KVShape, pages_for
 from agentkit.engine.kv_policy import H2O, Policy, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.rope import Rope
@@ -79,7 +81,7 @@ class Machine:
         return [torch.from_numpy(rows) for rows in logits]
 
 
-CASES: list[tuple[str, Policy]] = [
+CASES: list[tuple[str, Window | Streaming]] = [
     *(("llama", policy) for policy in (Window(32), Window(75), Streaming(4, 32), Streaming(40, 64), Streaming(0, 50))),
     ("qwen3", Streaming(1, 70)),
     ("gemma", Window(60)),
@@ -88,7 +90,7 @@ CASES: list[tuple[str, Policy]] = [
 
 
 @pytest.mark.parametrize(("variant", "policy"), CASES, ids=str)
-def test_outputs_are_those_of_explicit_attention(variant: str, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_those_of_explicit_attention(variant: str, policy: Window | Streaming, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel of the whole forward, by that of attention alone, and by torch."""
     options = dict(VARIANTS[variant])
     if variant == "gemma":
@@ -102,25 +104,35 @@ def test_outputs_are_those_of_explicit_attention(variant: str, policy: Policy, m
         with monkeypatch.context() as patch:
             if not kernels:
                 patch.setattr("agentkit.engine.attention.supported", lambda: False)
-            found = in_ragged_spans(Machine(model, policy, pages=13, prefix_caching=False), texts, policy)
+            machine = Machine(model, policy, pages=13, prefix_caching=False)
+            found = in_ragged_spans(machine, [machine.pool.start(ids, room=LENGTH) for ids in texts], texts, lambda _: pages_seen(policy))
         for rows, logits in zip(found, wanted, strict=True):
             assert (rows - logits).abs().max() < 1e-3 * logits.abs().max()
 
 
-def in_ragged_spans(machine: Machine, texts: list[list[int]], policy: Policy) -> list[torch.Tensor]:
-    """Logits of texts of unequal length side by side, in spans that end within, at and beyond pages, in a memory where freed pages are used again."""
-    sequences = [machine.pool.start(ids, room=LENGTH) for ids in texts]
+def in_ragged_spans(machine: Machine, sequences: list[KVSequence], texts: list[list[int]], most: Callable[[int], int]) -> list[torch.Tensor]:
+    """Logits of texts of unequal length side by side, in spans that end within, at and beyond pages, in a memory where freed pages are used again.
+
+    most: pages that a sequence of so many tokens may hold between spans.
+    """
     found: list[list[torch.Tensor]] = [[] for _ in texts]
-    most = -(-getattr(policy, "sinks", 0) // PAGE) + -(-policy.window // PAGE) + 1
-    chunk = 0
-    while any(s.length < len(ids) for s, ids in zip(sequences, texts, strict=True)):
-        size = (33, 1, 31, 64, 1, 30, 2)[chunk % 7]
-        chunk += 1
-        spans = [(s, ids[s.length : s.length + n]) for s, ids, n in zip(sequences, texts, (size, size // 2 + 1), strict=True) if s.length < len(ids)]
+    for size in itertools.cycle((33, 1, 31, 64, 1, 30, 2)):
+        spans = []
+        for sequence, ids, count in zip(sequences, texts, (size, size // 2 + 1), strict=True):
+            if sequence.length < len(ids):
+                room = machine.pool.room(sequence)
+                spans.append((sequence, ids[sequence.length : sequence.length + (count if room is None else min(count, room))]))
+        if not spans:
+            break
         for (sequence, _), rows in zip(spans, machine.run(*spans), strict=True):
             found[sequences.index(sequence)].append(rows)
-        assert all(len(s.held) <= most for s in sequences)
+        assert all(len(s.held) <= most(s.length) for s in sequences)
     return [torch.cat(rows) for rows in found]
+
+
+def pages_seen(policy: Window | Streaming) -> int:
+    """Pages that hold all that a token sees, wherever in a page its window begins."""
+    return pages_for(getattr(policy, "sinks", 0)) + pages_for(policy.window) + 1
 
 
 def test_windows_of_the_model_itself_need_no_more_pages_than_they_see() -> None:

@@ -61,7 +61,7 @@ def test_values_that_the_engine_thread_itself_collects(tmp_path: Path) -> None:
         assert engine.stats().free_pages == engine.stats().pages
 
 
-def test_the_values_hold_their_engine_and_failures_are_the_engines(tmp_path: Path) -> None:
+def test_the_values_hold_their_engine_and_failures_are_the_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = loaded_model(tmp_path / "model")
     assert len(list(Engine(loaded, threads=1).score(IDS))) == len(IDS) - 1
     with Engine(loaded, threads=1) as engine:
@@ -69,7 +69,7 @@ def test_the_values_hold_their_engine_and_failures_are_the_engines(tmp_path: Pat
         def broken(*args: Any) -> Any:
             raise RuntimeError("no")
 
-        engine.decoder.forward = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(engine.decoder, "forward", broken)
         with pytest.raises(EngineError, match="failed on this text: RuntimeError: no"):
             list(engine.score(IDS))
         assert engine.stats().free_pages == engine.stats().pages

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_format import row_size
-from agentkit.engine.kv_groups import together
-from agentkit.engine.kv_policy import Reach
 from agentkit.errors import NumericalError
 from tests.engine.cases.support import case
+from tests.engine.slots import Sequence, Slots
 from tests.engine.test_attention import reference
 from tests.engine.tiny import Bench, ScriptedDecoder, TinyDecoder, greedy_without_cache, tokenize
 
@@ -59,8 +54,7 @@ def test_one_large_channel_of_keys_costs_little(case_id: str) -> None:
     q *= dim**-0.5 / 0.3  # the reference multiplies by 0.3
     wanted = reference(q, k, v, 0, None, None)
     for dtype, most in ((torch.float16, 0.01), (torch.int8, 0.02), (torch.uint8, 0.04)):
-        pool: Any = SimpleNamespace(data=torch.zeros(1, 2, kv, length, row_size(dtype, dim), dtype=dtype), groups=together(1), reach=Reach(), sums=None)
-        sequence: Any = SimpleNamespace(tables=[list(range(length // PAGE))])
+        pool, sequence = Slots(1, kv, dim, pages=length // PAGE, dtype=dtype), Sequence(list(range(length // PAGE)))
         out = BatchAttention(pool, [(sequence, 0, length)])(0, q, k, v, window=None, scale=0.3)
         assert (out - wanted).norm() < most * wanted.norm(), dtype
 

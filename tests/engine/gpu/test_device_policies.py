@@ -6,26 +6,27 @@ import pytest
 import torch
 
 from agentkit.engine.device.runner import DeviceRunner, runner_for
-from agentkit.engine.kv_policy import H2O, Policy, Streaming, Window, reach_of
+from agentkit.engine.kv_policy import H2O, Streaming, Window, reach_of
 from agentkit.engine.runner import TorchRunner
 from agentkit.errors import EngineError
 from tests.engine.kernels.models import VARIANTS, decoder, tokens
-from tests.engine.test_kv_policy import LENGTH, Machine, in_ragged_spans, wanted_logits
+from tests.engine.test_kv_policy import LENGTH, Machine, in_ragged_spans, pages_seen, wanted_logits
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
 TRITON = pytest.param("triton", marks=pytest.mark.slow)
-CASES: list[tuple[str, Policy]] = [("llama", Window(75)), ("llama", Streaming(4, 32)), ("qwen3", Streaming(40, 64)), ("gemma", Window(60))]
+CASES: list[tuple[str, Window | Streaming]] = [("llama", Window(75)), ("llama", Streaming(4, 32)), ("qwen3", Streaming(40, 64)), ("gemma", Window(60))]
 
 
 @pytest.mark.parametrize(
     ("variant", "policy", "kernels"), [*((*case, "reference") for case in CASES), pytest.param(*CASES[1], "triton", marks=pytest.mark.slow)], ids=str
 )
-def test_outputs_are_those_of_explicit_attention(variant: str, policy: Policy, kernels: str) -> None:
+def test_outputs_are_those_of_explicit_attention(variant: str, policy: Window | Streaming, kernels: str) -> None:
     model = decoder(**{**VARIANTS[variant], **({"windows": (20, None, 90)} if variant == "gemma" else {})})
     texts = [tokens(LENGTH, 128, 1), tokens(LENGTH - 59, 128, 2)]
     machine = Machine(model, policy, pages=13, prefix_caching=False)
     machine.runner = DeviceRunner(model, machine.pool, kernels)  # type: ignore[assignment]
-    for rows, ids in zip(in_ragged_spans(machine, texts, policy), texts, strict=True):
+    sequences = [machine.pool.start(ids, room=LENGTH) for ids in texts]
+    for rows, ids in zip(in_ragged_spans(machine, sequences, texts, lambda _: pages_seen(policy)), texts, strict=True):
         logits = wanted_logits(model, policy, ids)
         assert (rows - logits).abs().max() < 1e-3 * logits.abs().max()
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from agentkit.engine.attention import BatchAttention
-from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_format import row_size
-from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Policy, reach_of
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
 from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits, widened
 from agentkit.engine.weights.packed import PackedDecoder, Part
+from tests.engine.slots import Sequence, Slots
+
+__all__ = ["VARIANTS", "Pool", "Sequence", "decoder", "quantised", "run", "tokens"]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -85,22 +85,12 @@ def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits, *, nar
     return packed, Decoder(plain.config, plain.embedding, layers, plain.final_norm, same(-1, "head"))
 
 
-class Sequence:
-    def __init__(self, pages: list[int]) -> None:
-        self.tables = [pages]
-
-
-class Pool:
-    """Pages that hold NaN until they are written."""
+class Pool(Slots):
+    """Those of a model."""
 
     def __init__(self, model: Decoder, pages: int = 40, dtype: torch.dtype = torch.float32, policy: str | Policy = "auto") -> None:
         c = model.config
-        self.reach = reach_of(policy, c)
-        self.groups = together(c.num_layers, self.reach)
-        self.sums = None
-        self.data = torch.full(
-            (c.num_layers, 2, c.num_kv_heads, pages * PAGE, row_size(dtype, c.head_dim)), torch.nan if dtype.is_floating_point else 127, dtype=dtype
-        )
+        super().__init__(c.num_layers, c.num_kv_heads, c.head_dim, pages=pages, dtype=dtype, reach=reach_of(policy, c))
 
 
 def run(model: Decoder, pool: Pool, *spans: tuple[Sequence, int, list[int]], rows: Any = None) -> torch.Tensor:

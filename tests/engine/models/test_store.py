@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,6 +317,6 @@ def test_a_terminal_sees_bars_and_a_callback_replaces_them(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("spec", [None, 3, b"model"])
-def test_what_is_no_name_or_path_is_told_so(spec: object) -> None:
+def test_what_is_no_name_or_path_is_told_so(spec: Any) -> None:
     with pytest.raises(TypeError, match=f"not {type(spec).__name__}"):
-        store.resolve(spec)  # type: ignore[arg-type]
+        store.resolve(spec)
