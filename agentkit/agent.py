@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "RunOptions", "RunStream"]
 
 OutputT = TypeVar("OutputT", default=str)
+_Given = TypeVar("_Given")
 
 _CHOICES = ("auto", "required", "none")
 _REMOTE = ("openai", "vllm", "sglang", "llamacpp")  # prefixes of names that mean a server
@@ -340,7 +341,7 @@ def _limits(limits: Any) -> UsageLimits:
     return limits
 
 
-def _callable(name: str, value: Any, wanted: str) -> Any:
+def _callable(name: str, value: _Given, wanted: str) -> _Given:
     if not callable(value):
         raise InvalidOption(f"{name} must be {wanted}, not {value!r}")
     return value

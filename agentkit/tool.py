@@ -25,7 +25,8 @@ from typing_extensions import ParamSpec
 
 from agentkit.annotations import innermost
 from agentkit.docstrings import Description, describe
-from agentkit.errors import ToolDefinitionError, ToolError, did_you_mean
+from agentkit.engine.checks import integer, number
+from agentkit.errors import InvalidOption, ToolDefinitionError, ToolError, did_you_mean
 from agentkit.schema import JSONSchema, json_schema_of
 from agentkit.signature import CallPlan, call_plan
 
@@ -75,7 +76,8 @@ class Tool(Generic[P, R]):
     ) -> None:
         self.function, self._binds_to = _unwrapped(target)
         self.name = _checked_name(name if name is not None else _derived_name(self.function), self.function)
-        self.timeout, self.retries, self.approval = _checked_options(self.name, timeout, retries), retries, approval
+        self.timeout, self.retries = _checked_options(self.name, timeout, retries)
+        self.approval = approval
         self.has_body = not (inspect.isclass(self.function) and issubclass(self.function, BaseModel))
         self._plan: CallPlan | None = None
         text = self._read_function() if self.has_body else self._read_model()
@@ -298,9 +300,9 @@ def _checked_description(name: str, description: Any) -> str:
     return description
 
 
-def _checked_options(name: str, timeout: Any, retries: Any) -> float | None:
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ToolDefinitionError(f"tool {name!r}: timeout is {timeout!r}; give a number of seconds above 0, or None")
-    if retries is not None and not (isinstance(retries, int) and retries >= 0):
-        raise ToolDefinitionError(f"tool {name!r}: retries is {retries!r}; give a number from 0 up, or None")
-    return timeout
+def _checked_options(name: str, timeout: Any, retries: Any) -> tuple[float | None, int | None]:
+    try:
+        seconds = None if timeout is None else number("timeout", timeout, 0.0, open_low=True, hint="seconds, or None for no limit")
+        return seconds, None if retries is None else integer("retries", retries, 0, hint="or None for the agent's")
+    except InvalidOption as error:
+        raise ToolDefinitionError(f"tool {name!r}: {error}") from error

@@ -32,10 +32,10 @@ class TokenTree:
         self._children: dict[tuple[int, int], int] = {}
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], kind: int = 0) -> TokenTree:
+    def chain(cls, tokens: Iterable[int]) -> TokenTree:
         """One branch."""
         tree = cls()
-        tree.extend(ROOT, tokens, kind)
+        tree.extend(ROOT, tokens)
         return tree
 
     def __len__(self) -> int:
