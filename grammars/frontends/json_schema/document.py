@@ -178,18 +178,18 @@ class Document:
                     table.setdefault(resource.uri, resource)
                     self._note_anchors(value, pointer, resource)
                     self._has_dynamic |= "$dynamicRef" in value or "$recursiveRef" in value
-                    self._add_metaschema(value.get("$ref"), resource, table, stack)
+                    self._add_metaschema(value.get("$ref"), Location(value, pointer, resource), table, stack)
                 for key, sub in value.items():
                     if isinstance(sub, (dict, list)) and (named or key in SUBSCHEMAS or key in KEYED_SUBSCHEMAS):
                         stack.append((sub, f"{pointer}/{escape(key)}", resource, not named and key in KEYED_SUBSCHEMAS))
         self._resources = table
         return table
 
-    def _add_metaschema(self, ref: Any, base: Resource, table: dict[str, Resource], stack: list[tuple[Any, str, Resource, bool]]) -> None:
+    def _add_metaschema(self, ref: Any, at: Location, table: dict[str, Resource], stack: list[tuple[Any, str, Resource, bool]]) -> None:
         """The meta-schema that a reference leads to belongs to the document as if it were embedded."""
         if not isinstance(ref, str) or ref.startswith("#"):
             return
-        uri = _joined(base.uri, ref, "#").partition("#")[0]
+        uri = _joined(at.resource.uri, ref, f"{at.pointer}/$ref").partition("#")[0]
         found = metaschema(uri)
         if found is not None and id(found) not in self._by_schema:
             made = table[uri] = self._by_schema[id(found)] = Resource(uri, found, uri + "#")

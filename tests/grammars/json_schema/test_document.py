@@ -108,6 +108,12 @@ def test_what_json_or_uris_do_not_have_is_malformed(schema: dict[str, object]) -
     assert str(caught.value).startswith("#")
 
 
+def test_a_reference_that_is_no_uri_is_shown_where_it_stands() -> None:
+    with pytest.raises(InvalidGrammar, match=r"^#/properties/a/\$ref: ") as caught:
+        compile_schema({"$id": "http://a/", "properties": {"a": {"$ref": "//["}}})
+    assert caught.value.pointer == "#/properties/a/$ref"
+
+
 @pytest.mark.parametrize(
     "draft", ["http://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-06/schema", "https://json-schema.org/draft/2019-09/schema"]
 )
