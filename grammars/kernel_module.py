@@ -1,7 +1,9 @@
 """Kernels whose argument types are known, compiled together: one module of machine code, one file in the cache folder.
 
-What several kernels call is translated, optimised and loaded once. The file is made by the first process that calls one of
-the kernels, and read by all later ones; it holds for one kind of processor. Knows nothing of what the kernels do.
+What several kernels call is translated, optimised and loaded once; kernels compiled one by one (`jit.KernelLibrary`) would each hold
+a copy of it. The file is made by the first process that calls one of the kernels, and read by all later ones; it holds for one kind of
+processor. It is unpickled, like the files of numba's own cache: a cache folder is as trusted as the code. Knows nothing of what the
+kernels do.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numba
 from llvmlite import binding
 from numba import njit
 from numba.core import serialize
@@ -24,7 +25,7 @@ from numba.core.compiler import Flags, compile_extra, compile_result
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.environment import lookup_environment
 
-from agentkit.grammars.jit import KernelLibrary
+from agentkit.grammars.jit import COMPILED, KernelFolder
 from agentkit.grammars.linking import KernelCompiler, KernelsTogether
 
 __all__ = ["KernelModule"]
@@ -32,7 +33,7 @@ __all__ = ["KernelModule"]
 _CHECKSUM = 16  # bytes in front of the file's content
 
 
-class KernelModule(KernelLibrary):
+class KernelModule(KernelFolder):
     """A library of kernels that are compiled all at once, when the first of them is called.
 
     Calls with other types than declared are converted where numba does so without loss (an int32, an array that may be
@@ -48,16 +49,18 @@ class KernelModule(KernelLibrary):
         """Decorates an entry point for Python. types: numba's, of its arguments."""
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+            if not COMPILED:
                 return function
             dispatcher: Any = njit(nogil=True, boundscheck=False)(function)
             dispatcher.compile = partial(self._entry_point, dispatcher)
             self._kernels.append((dispatcher, types))
-            return dispatcher  # type: ignore[no-any-return]
+            entry: Callable[..., Any] = dispatcher
+            return entry
 
         return decorate
 
     def cached(self) -> bool:
+        """Have they been compiled on this machine before?"""
         return not self._kernels or self._path.exists()
 
     @property
@@ -104,6 +107,7 @@ class KernelModule(KernelLibrary):
         return code, entries, [environment for environment in named if environment is not None and environment.can_cache()]
 
     def _install(self, code: bytes, entries: list[Any], environments: list[Any]) -> None:
+        """Load the machine code. numba asks a module beside it for the symbols that are to be found: a list of empty functions will do."""
         names = "\n".join(f'define void @"{description.llvm_cpython_wrapper_name}"() {{ ret void }}' for description, _, _ in entries)
         library = self._target.codegen().unserialize_library((self.folder.name, "object", (code, binding.parse_assembly(names).as_bitcode())))
         for (dispatcher, _), (description, environment, signature) in zip(self._kernels, entries, strict=True):
@@ -131,13 +135,19 @@ class KernelModule(KernelLibrary):
             return None
         self.note_use()
         checksum, data = data[:_CHECKSUM], data[_CHECKSUM:]
-        whole = hashlib.blake2b(data, digest_size=_CHECKSUM).digest() == checksum
-        return pickle.loads(data) if whole else None
+        if hashlib.blake2b(data, digest_size=_CHECKSUM).digest() != checksum:
+            return None
+        content: tuple[Any, ...] = pickle.loads(data)
+        return content
 
     def _write(self, content: tuple[Any, ...]) -> None:
+        """Readable for whom the folder is: an image may be warmed up by another user than the one who runs it."""
         data = serialize.dumps(content)
         part = self._path.with_suffix(f".{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
             part.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(hashlib.blake2b(data, digest_size=_CHECKSUM).digest() + data)
-            os.replace(part, self._path)
+            try:
+                part.write_bytes(hashlib.blake2b(data, digest_size=_CHECKSUM).digest() + data)
+                os.replace(part, self._path)
+            finally:
+                part.unlink(missing_ok=True)

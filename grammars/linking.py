@@ -93,7 +93,8 @@ class KernelsTogether(_Kernel):
     def machine_code(self) -> bytes:
         """An object file."""
         self._ensure_finalized()
-        return self._codegen._tm.emit_object(self._final_module)  # type: ignore[no-any-return]
+        code: bytes = self._codegen._tm.emit_object(self._final_module)
+        return code
 
 
 def _link_parts(module: Any, libraries: list[Any]) -> list[str]:
@@ -196,8 +197,6 @@ def with_one_signature(function: Any) -> Any:
 
     Otherwise numba compiles a function again for each mixture of integer widths and literal arguments it is called with.
     """
-    if not hasattr(function, "get_call_template"):  # NUMBA_DISABLE_JIT=1
-        return function
     resolve = function.get_call_template
     known: dict[tuple[Any, ...], Any] = {}
 

@@ -11,9 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
-
-from agentkit.grammars.jit import KernelLibrary, part
+from agentkit.grammars.jit import COMPILED, KernelLibrary, part
 
 ENGINE = KernelLibrary("engine", Path(__file__).parent)
 kernel = ENGINE.kernel
@@ -27,7 +25,7 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def supported() -> bool:
     """Can this processor run the kernels fast? They are written for registers of eight floats and fused multiply-adds."""
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    if not COMPILED:
         return False
     from llvmlite import binding
 

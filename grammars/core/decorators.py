@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from numba import types
 
-from agentkit.grammars.jit import inner
+from agentkit.grammars.jit import COMPILED, part
 from agentkit.grammars.kernel_module import KernelModule
+from agentkit.grammars.linking import with_one_signature
 
 __all__ = ["BYTES", "GRAMMARS", "INT", "INTS", "LONGS", "OUT_BYTES", "ROW", "ROWS", "inner", "kernel"]
 
@@ -20,3 +23,9 @@ ROW, ROWS = types.uint32[::1], types.uint32[:, ::1]
 
 GRAMMARS = KernelModule("grammars", Path(__file__).parent)
 kernel = GRAMMARS.entry
+
+
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that only kernels call; its integers are int64."""
+    made: Callable[..., Any] = with_one_signature(part(function)) if COMPILED else function
+    return made

@@ -8,32 +8,31 @@ import sys
 import time
 from pathlib import Path
 
-import numba
 import pytest
 
 from agentkit.grammars import warmup
-from agentkit.grammars.jit import KEPT_DAYS, KernelLibrary
+from agentkit.grammars.jit import COMPILED, KEPT_DAYS, KernelFolder
 
-pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
+pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
 
 PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
 from numba import types
-from agentkit.grammars.jit import inner
+from agentkit.grammars.jit import part
 from agentkit.grammars.kernel_module import KernelModule
 
 MODULE = KernelModule("test", Path(__file__).parent)
 INTS, INT = types.int64[::1], types.int64
 
-@inner
+@part
 def even(out, n):
     if n == 0:
         return 1
     return odd(out, n - 1)
 
-@inner
+@part
 def odd(out, n):
     out[0] += 1
     return 0 if n == 0 else even(out, n - 1)
@@ -91,7 +90,7 @@ def test_a_folder_that_cannot_be_written_to_costs_time_only(tmp_path: Path) -> N
 def test_folders_of_other_sources_go_when_nobody_has_used_them_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTKIT_CACHE", str(tmp_path))
     (tmp_path / "source.py").write_text("")
-    library = KernelLibrary("own", tmp_path)
+    library = KernelFolder("own", tmp_path)
     old, recent, other = (library.folder.parent / name for name in ("own-0123456789abcdef", "else-0123456789abcdef", "no kernels"))
     long_ago = time.time() - (KEPT_DAYS + 1) * 24 * 3600
     for folder in (old, recent, other, library.folder):
