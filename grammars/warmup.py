@@ -1,15 +1,15 @@
 """Compile the grammar kernels ahead of their first use, and say whether that has been done.
 
-numba compiles a kernel when it first runs and keeps it in the cache folder (see jit.py). So this runs each of them once,
+numba compiles the kernels when the first of them runs and keeps them in the cache folder (see kernel_module.py). So this runs each of them once,
 on a vocabulary of single bytes. Knows nothing of models.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from agentkit.grammars.core.decorators import GRAMMARS
@@ -37,12 +37,17 @@ def kernels_cached() -> bool:
 def begin_compiling() -> None:
     """Have another process compile them, if they are not cached and there is a second core. `compile_kernels` waits for it.
 
-    Whatever keeps that process from it is found, and told, when `compile_kernels` then does the work itself.
+    Whatever keeps that process from it is found, and told, when `compile_kernels` then does the work itself. It is left to its work
+    where this process ends sooner: the next one finds it done. Ctrl-C ends both.
     """
-    if sys.executable and not kernels_cached() and not _helpers and (os.cpu_count() or 1) > 1:
+    if not kernels_cached() and not _helpers and (os.cpu_count() or 1) > 1 and _is_python(sys.executable):
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         _helpers.append(subprocess.Popen([sys.executable, "-P", "-c", _ASIDE], **quiet))  # -P: not what lies in the current folder
-        atexit.register(_helpers[0].kill)
+
+
+def _is_python(executable: str | None) -> bool:
+    """Else it is a program that Python is built into: it would be started once more, and start another in turn."""
+    return Path(executable or "").name.lower().startswith("python")
 
 
 def compile_kernels() -> None:

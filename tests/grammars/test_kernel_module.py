@@ -117,9 +117,36 @@ def test_compiling_beside_is_waited_for_and_may_fail(monkeypatch: pytest.MonkeyP
     assert [helper.returncode for helper in helpers] == [3 if "raise" in program else 0]
 
 
-def test_nothing_is_compiled_beside_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cores", "executable"), [(1, sys.executable), (2, "/opt/program/program"), (2, ""), (2, None)])
+def test_nothing_is_compiled_beside_on_one_core_or_within_another_program(monkeypatch: pytest.MonkeyPatch, cores: int, executable: str | None) -> None:
     monkeypatch.setattr(warmup, "_helpers", [])
     monkeypatch.setattr(warmup, "kernels_cached", lambda: False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(sys, "executable", executable)
     warmup.begin_compiling()
     assert warmup._helpers == []
+
+
+BEGIN = '''
+import os, sys
+from agentkit.grammars import warmup
+warmup._ASIDE = f"""
+import os, time
+while os.getppid() == {os.getpid()}:
+    time.sleep(0.02)
+open({sys.argv[1]!r}, 'w')
+"""
+warmup.kernels_cached = lambda: False
+warmup.os.cpu_count = lambda: 2
+warmup.begin_compiling()
+'''
+
+
+def test_what_is_compiled_beside_is_finished_when_the_program_ends_sooner(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    subprocess.run([sys.executable, "-c", BEGIN, done], check=True, timeout=60)
+    for _ in range(600):
+        if done.exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the process beside was ended")
