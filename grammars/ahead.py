@@ -87,8 +87,7 @@ class Ahead:
             if len(symbols) != 1 or arena.is_accepting(node):
                 pushdown.know(place, arena, node)
             for symbol in symbols:
-                token = None if symbol < 256 else pushdown.vocabulary.symbol_tokens[symbol - 256]
-                after = arena.advance_bytes(node, bytes([symbol])) if token is None else arena.advance_token(node, token)
+                after = pushdown.state_after(arena, node, symbol)
                 following = pushdown.follow(place, (symbol,)) if after else None
                 if following is not None:
                     found.append((following, after))
@@ -100,7 +99,7 @@ class Ahead:
         with contextlib.suppress(GrammarError):
             for _ in range(ALONG):
                 symbol = pushdown.usual_symbol(place.head)
-                after = arena.advance_bytes(node, bytes([symbol])) if symbol is not None and place not in seen else 0
+                after = pushdown.state_after(arena, node, symbol) if symbol is not None and place not in seen else 0
                 following = pushdown.follow(place, (symbol,)) if after and symbol is not None else None
                 if following is None or pushdown.know(following, arena, after) == MISS:
                     return

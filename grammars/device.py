@@ -167,7 +167,7 @@ class Pushdown:
         arena, _ = self._entry(head)
         pairs = []
         for item, rest in zip(*self._beginnings(head), strict=True):
-            node = arena.advance_bytes(item, bytes([symbol])) if symbol < 256 else arena.advance_token(item, self.vocabulary.symbol_tokens[symbol - 256])
+            node = self.state_after(arena, item, symbol)
             pairs += [(node, rest)] if node else []
         self.moves[head, symbol] = self._move(head, arena, pairs)
         self.changes.heads.add(head)
@@ -321,6 +321,10 @@ class Pushdown:
         return row
 
     # -- ahead of the device ------------------------------------------------------------------------------------
+
+    def state_after(self, arena: Arena, node: int, symbol: int) -> int:
+        """A node's successor by a symbol, 0 if it is not allowed."""
+        return arena.advance_bytes(node, bytes([symbol])) if symbol < 256 else arena.advance_token(node, self.vocabulary.symbol_tokens[symbol - 256])
 
     def usual_symbol(self, head: int) -> int | None:
         """A byte that leads where most bytes lead from a head; None where few bytes lead anywhere."""

@@ -19,51 +19,14 @@ import triton
 import triton.language as tl
 
 from agentkit.engine.kernels.gpu.philox import uniform
+from agentkit.engine.kernels.gpu.sampler_memory import LAST, OF_ALL, OF_KEPT, OF_MASSES, OF_RANKS, measured, row_of, row_size, summed, thresholds, totals
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 
 __all__ = ["sample"]
 
 PART = 2048  # columns of a program
 BLOCK = 512  # columns that it looks at together
-ROUNDS = 8  # of four bits
 LOWEST: tl.constexpr = tl.constexpr(-(1 << 31))  # below the bits of every number
-
-# A row of the work memory, float64: four times what each part measured (three numbers), twice what each part weighs above 16 candidates,
-# the thresholds before each round and after the last for either search, then four scalars: the row's largest logit, whether it is drawn
-# from, and what either search wants.
-_ALL: tl.constexpr = tl.constexpr(0)
-_RANKS: tl.constexpr = tl.constexpr(1)
-_MASSES: tl.constexpr = tl.constexpr(2)
-_KEPT: tl.constexpr = tl.constexpr(3)
-_LAST: tl.constexpr = tl.constexpr(ROUNDS)
-_TOTALS: tl.constexpr = tl.constexpr(4 * 3)
-_THRESHOLDS: tl.constexpr = tl.constexpr(4 * 3 + 2 * 16)
-_SCALARS: tl.constexpr = tl.constexpr(2 * (ROUNDS + 1))
-
-
-@triton.jit
-def _row_of(work, b, parts, stride):
-    """Where a row's work memory begins, and where its scalars are."""
-    row = work + b.to(tl.int64) * stride
-    return row, row + _THRESHOLDS * parts + _SCALARS
-
-
-@triton.jit
-def _measured(work, which, parts):
-    """Where the parts' numbers of one measurement are."""
-    return work + which * 3 * parts
-
-
-@triton.jit
-def _totals(work, turn, parts):
-    """Where the parts' totals of a round are: every other round has the same place."""
-    return work + _TOTALS * parts + (turn % 2) * 16 * parts
-
-
-@triton.jit
-def _thresholds(work, parts, MASSES: tl.constexpr):
-    """Where the thresholds of the search for the cut of top-k are, or with MASSES of top-p."""
-    return work + _THRESHOLDS * parts + MASSES * (_LAST + 1)
 
 
 @triton.jit
@@ -139,36 +102,27 @@ def _weight_of(cut, top, temperature):
 
 
 @triton.jit
-def _summed(work, which, parts, PARTS: tl.constexpr):
-    """The three numbers that the parts have measured, added up."""
-    p = tl.arange(0, PARTS)
-    at = _measured(work, which, parts) + 3 * p
-    a, b, c = tl.load(at, mask=p < parts, other=0.0), tl.load(at + 1, mask=p < parts, other=0.0), tl.load(at + 2, mask=p < parts, other=0.0)
-    return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
-
-
-@triton.jit
 def _threshold(work, parts, turn, wanted, MASSES: tl.constexpr, PARTS: tl.constexpr):
     """The largest ordered bits, as far as `turn` rounds have found them, such that the tokens with at least these weigh (or are) as much as wanted."""
     t = tl.full((), LOWEST, tl.int64)
     if turn > 0:
         p, digit = tl.arange(0, PARTS)[:, None], tl.arange(0, 16)[None, :]
-        totals = tl.load(_totals(work, turn - 1, parts) + 16 * p + digit, mask=p < parts, other=0.0)
+        above = tl.load(totals(work, turn - 1, parts) + 16 * p + digit, mask=p < parts, other=0.0)
         digits = tl.arange(0, 16).to(tl.int64)
-        reached = tl.where((tl.sum(totals, 0) >= wanted) & (digits > 0), digits, 0)
-        t = tl.load(_thresholds(work, parts, MASSES) + turn - 1).to(tl.int64) + (tl.max(reached, 0) << (32 - 4 * turn).to(tl.int64))
+        reached = tl.where((tl.sum(above, 0) >= wanted) & (digits > 0), digits, 0)
+        t = tl.load(thresholds(work, parts, MASSES) + turn - 1).to(tl.int64) + (tl.max(reached, 0) << (32 - 4 * turn).to(tl.int64))
     return t
 
 
 @triton.jit
 def _ranked(work, top_k, top, temperature, parts, RANKS: tl.constexpr, PARTS: tl.constexpr):
     """After top-k: the cut, how many of those equal to it are kept, and what all that is kept weighs."""
-    mass, count, _ = _summed(work, _ALL, parts, PARTS)
+    mass, count, _ = summed(work, OF_ALL, parts, PARTS)
     cut, ties = tl.full((), LOWEST, tl.int32), tl.full((), 0, tl.int32)
     if RANKS:
         if (top_k > 0) & (top_k < count):
-            cut = tl.load(_thresholds(work, parts, False) + _LAST).to(tl.int64).to(tl.int32)
-            above, over, _ = _summed(work, _RANKS, parts, PARTS)
+            cut = tl.load(thresholds(work, parts, False) + LAST).to(tl.int64).to(tl.int32)
+            above, over, _ = summed(work, OF_RANKS, parts, PARTS)
             ties = top_k - over.to(tl.int32)
             mass = above + ties.to(tl.float64) * _weight_of(cut, top, temperature)
     return cut, ties, mass
@@ -181,7 +135,7 @@ def _wanted(work, top_k, top_p, top, temperature, parts, RANKS: tl.constexpr, MA
         _, _, mass = _ranked(work, top_k, top, temperature, parts, RANKS, PARTS)
         wanted = tl.where(top_p < 1.0, top_p * mass, 0.0)
     else:
-        _, count, _ = _summed(work, _ALL, parts, PARTS)
+        _, count, _ = summed(work, OF_ALL, parts, PARTS)
         wanted = tl.where(top_k < count, top_k.to(tl.float64), 0.0)
     return wanted
 
@@ -192,8 +146,8 @@ def _kept(work, top_k, top_p, top, temperature, parts, RANKS: tl.constexpr, MASS
     cut, ties, mass = _ranked(work, top_k, top, temperature, parts, RANKS, PARTS)
     if MASSES:
         if top_p < 1.0:
-            nucleus = tl.load(_thresholds(work, parts, True) + _LAST).to(tl.int64).to(tl.int32)
-            above, _, equal = _summed(work, _MASSES, parts, PARTS)
+            nucleus = tl.load(thresholds(work, parts, True) + LAST).to(tl.int64).to(tl.int32)
+            above, _, equal = summed(work, OF_MASSES, parts, PARTS)
             needed = tl.ceil((top_p * mass - above) / _weight_of(nucleus, top, temperature))
             few = tl.minimum(tl.maximum(needed, 1.0), equal).to(tl.int32)
             ties = tl.where((nucleus == cut) & (top_k > 0), tl.minimum(few, ties), tl.where(nucleus >= cut, few, ties))
@@ -211,7 +165,7 @@ def _begin(tops, bests, flags, numbers, work, tokens, status, cuts, parts, strid
     best = tl.min(tl.where(largest == top, tl.load(bests + b * parts + part, mask=part < parts, other=0x7FFFFFFF), 0x7FFFFFFF), 0)
     nan, infinite, number, allowed = tl.max(flag & 1, 0), tl.max(flag & 2, 0), tl.max(flag & 4, 0), tl.max(flag & 8, 0)
     outcome = tl.where(nan > 0, 1, tl.where(infinite > 0, 2, tl.where(number == 0, 3, tl.where(allowed == 0, 4, tl.where(top == -float("inf"), 5, 0)))))
-    _, scalars = _row_of(work, b, parts, stride)
+    _, scalars = row_of(work, b, parts, stride)
     tl.store(scalars, top.to(tl.float64))
     tl.store(scalars + 1, tl.where((outcome == 0) & (tl.load(numbers + b) > 0.0), 1.0, 0.0).to(tl.float64))
     tl.store(tokens + b, tl.where(outcome == 0, best, 0).to(tl.int64))
@@ -224,7 +178,7 @@ def _begin(tops, bests, flags, numbers, work, tokens, status, cuts, parts, strid
 def _weigh(values, work, numbers, status, width, parts, stride, PART: tl.constexpr, BLOCK: tl.constexpr, LOGPROBS: tl.constexpr):
     """Measures a part: what its tokens weigh, how many there are, and what they weigh at temperature 1."""
     b, part = tl.program_id(0), tl.program_id(1)
-    work, scalars = _row_of(work, b, parts, stride)
+    work, scalars = row_of(work, b, parts, stride)
     drawn, top, temperature = tl.load(scalars + 1) > 0.0, tl.load(scalars), tl.load(numbers + b)
     temperature = tl.where(drawn, temperature, 1.0)
     if drawn | (LOGPROBS & (tl.load(status + b) == 0)):
@@ -239,7 +193,7 @@ def _weigh(values, work, numbers, status, width, parts, stride, PART: tl.constex
             if LOGPROBS:
                 _, weight = _weights(row, at, end, top, tl.full((), 1.0, tl.float64))
                 plain += weight
-        own = _measured(work, _ALL, parts) + 3 * part
+        own = measured(work, OF_ALL, parts) + 3 * part
         tl.store(own, tl.sum(mass, 0))
         tl.store(own + 1, tl.sum(count, 0))
         tl.store(own + 2, tl.sum(plain, 0))
@@ -252,7 +206,7 @@ def _search(
 ):  # fmt: skip
     """A round of the search for the cut of top-k, or with MASSES of top-p; after the last one a part is measured: what is above the cut, and equal to it."""
     b, part = tl.program_id(0), tl.program_id(1)
-    work, scalars = _row_of(work, b, parts, stride)
+    work, scalars = row_of(work, b, parts, stride)
     if tl.load(scalars + 1) > 0.0:
         top, temperature = tl.load(scalars), tl.load(numbers + b)
         wanted = tl.full((), 0.0, tl.float64)
@@ -265,9 +219,9 @@ def _search(
         if wanted > 0.0:
             t = _threshold(work, parts, turn, wanted, MASSES, PARTS)
             if part == 0:
-                tl.store(_thresholds(work, parts, MASSES) + turn, t.to(tl.float64))
+                tl.store(thresholds(work, parts, MASSES) + turn, t.to(tl.float64))
             row, largest = values + b.to(tl.int64) * width, _ordered(tl.load(tops + b * parts + part))
-            if turn < _LAST:
+            if turn < LAST:
                 digits = tl.arange(0, 16).to(tl.int64)
                 candidates = tl.minimum(t + (digits << (28 - 4 * turn).to(tl.int64)), 0x7FFFFFFF).to(tl.int32)
                 total = tl.zeros((BLOCK, 16), tl.float64)
@@ -278,9 +232,9 @@ def _search(
                         if not MASSES:
                             weight = tl.where(key > LOWEST, 1.0, 0.0).to(tl.float64)
                         total += tl.where(key[:, None] >= candidates[None, :], weight[:, None], 0.0)
-                tl.store(_totals(work, turn, parts) + 16 * part + tl.arange(0, 16), tl.sum(total, 0))
+                tl.store(totals(work, turn, parts) + 16 * part + tl.arange(0, 16), tl.sum(total, 0))
             else:
-                _measure(row, _measured(work, _RANKS + MASSES, parts) + 3 * part, part, width, top, temperature, t.to(tl.int32), 0.0, PART, BLOCK)
+                _measure(row, measured(work, OF_RANKS + MASSES, parts) + 3 * part, part, width, top, temperature, t.to(tl.int32), 0.0, PART, BLOCK)
 
 
 @triton.jit
@@ -306,12 +260,12 @@ def _measure_kept(
 ):  # fmt: skip
     """The same of what is kept after top-k, top-p and min-p."""
     b, part = tl.program_id(0), tl.program_id(1)
-    work, scalars = _row_of(work, b, parts, stride)
+    work, scalars = row_of(work, b, parts, stride)
     if tl.load(scalars + 1) > 0.0:
         top, temperature = tl.load(scalars), tl.load(numbers + b)
         cut, ties = _kept(work, tl.load(top_ks + b), tl.load(numbers + size + b), top, temperature, parts, RANKS, MASSES, PARTS)
         row, least = values + b.to(tl.int64) * width, tl.load(numbers + 2 * size + b)
-        _measure(row, _measured(work, _KEPT, parts) + 3 * part, part, width, top, temperature, cut, least, PART, BLOCK)
+        _measure(row, measured(work, OF_KEPT, parts) + 3 * part, part, width, top, temperature, cut, least, PART, BLOCK)
         if part == 0:
             tl.store(cuts + 2 * b, cut)
             tl.store(cuts + 2 * b + 1, ties)
@@ -321,7 +275,7 @@ def _measure_kept(
 def _draw(row, work, width, top, temperature, cut, ties, least, u, parts, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr):
     """The first kept token whose cumulative weight passes the fraction u of all: the part first, then the token in it."""
     p = tl.arange(0, PARTS)
-    own = _measured(work, _KEPT, parts) + 3 * p
+    own = measured(work, OF_KEPT, parts) + 3 * p
     above, equal = tl.load(own, mask=p < parts, other=0.0), tl.load(own + 2, mask=p < parts, other=0.0).to(tl.int32)
     earlier = tl.cumsum(equal, 0) - equal
     tied = tl.full((), 0.0, tl.float64)
@@ -356,7 +310,7 @@ def _finish(
     """Draws, a program to a row, and says what the token's log-probability is."""
     b = tl.program_id(0)
     row = values + b.to(tl.int64) * width
-    work, scalars = _row_of(work, b, parts, stride)
+    work, scalars = row_of(work, b, parts, stride)
     top, token = tl.load(scalars), tl.load(tokens + b).to(tl.int32)
     if DRAWS:
         if tl.load(scalars + 1) > 0.0:
@@ -365,7 +319,7 @@ def _finish(
             token = _draw(row, work, width, top, tl.load(numbers + b), cut, ties, least, u, parts, PARTS, PART, BLOCK)
             tl.store(tokens + b, token.to(tl.int64))
     if LOGPROBS:
-        _, _, total = _summed(work, _ALL, parts, PARTS)
+        _, _, total = summed(work, OF_ALL, parts, PARTS)
         fine = tl.load(status + b) == 0
         chosen = tl.load(row + token, mask=fine, other=0.0).to(tl.float64)
         tl.store(logprobs + b, tl.where(fine, chosen - top - tl.log(tl.where(fine, total, 1.0)), 0.0))
@@ -393,7 +347,7 @@ def sample(
         count = batch.bias_ids.shape[1]
         _add_biases[(size,)](logits, stride, batch.bias_ids, batch.biases, count, width, COUNT=triton.next_power_of_2(count))
     _mask[(size, parts)](logits, stride, bank, bank.shape[1], rows, values, tops, bests, flags, width, vocab_size, PART=part)
-    work = torch.empty((size, _THRESHOLDS.value * parts + _SCALARS.value + 4), dtype=torch.float64, device=logits.device)
+    work = torch.empty((size, row_size(parts)), dtype=torch.float64, device=logits.device)
     sizes: dict[str, int] = {"PARTS": triton.next_power_of_2(parts), "PART": part, "BLOCK": block}
     row = (width, parts, work.shape[1])
     _begin[(size,)](tops, bests, flags, batch.numbers, work, out.tokens, out.status, out.cuts, parts, work.shape[1], PARTS=sizes["PARTS"])
@@ -402,7 +356,7 @@ def sample(
     if batch.draws:
         cuts = {"RANKS": batch.ranks, "num_warps": 8, **sizes}
         for masses in (False,) * batch.ranks + (True,) * batch.masses:
-            for turn in range(ROUNDS + 1):
+            for turn in range(LAST.value + 1):
                 _search[(size, parts)](values, tops, work, batch.numbers, batch.top_k, size, *row, turn, MASSES=masses, **cuts)
         _measure_kept[(size, parts)](values, work, batch.numbers, batch.top_k, out.cuts, size, *row, MASSES=batch.masses, **cuts)
     if batch.draws or logprobs:
