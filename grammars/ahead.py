@@ -40,7 +40,9 @@ class Ahead:
         self._picks: dict[tuple[Arena, int], deque[int]] = {}
         self._few: dict[tuple[Arena, int], frozenset[int]] = {}
         self._reached: dict[tuple[Place, Arena, int, int], tuple[Place, int] | None] = {}
+        self._along: dict[tuple[Place, Arena, int], tuple[Place, int] | None] = {}
         self._around: dict[tuple[Place, Arena, int], list[tuple[Place, int]]] = {}
+        self._settled: set[tuple[Place, Arena, int]] = set()  # around which nothing was left to prepare
         self._version = pushdown.version
 
     def noted(self, arena: Arena, node: int, token: int) -> None:
@@ -56,7 +58,9 @@ class Ahead:
         if self._version != self.pushdown.version:
             self._version = self.pushdown.version
             self._reached.clear()
+            self._along.clear()
             self._around.clear()
+            self._settled.clear()
         self._look_along(place, arena, node)
         here = {(place, node)}
         for _ in range(tokens):
@@ -65,19 +69,24 @@ class Ahead:
 
     def _look_around(self, place: Place, arena: Arena, node: int, count: int) -> None:
         """Prepare up to `count` places that are not, from the nearest on."""
-        todo, seen = deque([(place, node)]), {place}
-        while todo and count > 0 and len(seen) < AROUND and not self.pushdown.is_full:
+        start, left = (place, arena, node), count
+        todo, seen = deque([(place, node)] if start not in self._settled else []), {place}
+        while todo and left > 0 and len(seen) < AROUND and not self.pushdown.is_full:
             at, state = todo.popleft()
             key = (at, arena, state)
             if key not in self._around:
                 if len(self._around) >= REMEMBERED:
                     self._around.clear()
                 self._around[key] = self._prepared(at, arena, state)
-                count -= 1
+                left -= 1
             for reached in self._around[key]:
                 if reached[0] not in seen:
                     seen.add(reached[0])
                     todo.append(reached)
+        if 0 < left == count:
+            if len(self._settled) >= REMEMBERED:
+                self._settled.clear()
+            self._settled.add(start)
 
     def _prepared(self, place: Place, arena: Arena, node: int) -> list[tuple[Place, int]]:
         """Where each symbol leads from a place, with the state there; its mask is made ready unless all is forced, which the host says."""
@@ -95,16 +104,31 @@ class Ahead:
 
     def _look_along(self, place: Place, arena: Arena, node: int) -> None:
         """Where most symbols lead on, and on from there: through the counters of a string of bounded length, or of a number."""
-        pushdown, seen = self.pushdown, set[Place]()
-        with contextlib.suppress(GrammarError):
-            for _ in range(ALONG):
-                symbol = pushdown.usual_symbol(place.head)
-                after = pushdown.state_after(arena, node, symbol) if symbol is not None and place not in seen else 0
-                following = pushdown.follow(place, (symbol,)) if after and symbol is not None else None
-                if following is None or pushdown.know(following, arena, after) == MISS:
-                    return
-                seen.add(place)
-                place, node = following, after
+        seen = {place}
+        for _ in range(ALONG):
+            key = (place, arena, node)
+            if key not in self._along:
+                if len(self._along) >= REMEMBERED:
+                    self._along.clear()
+                self._along[key] = self._usual(place, arena, node)
+            reached = self._along[key]
+            if reached is None or reached[0] in seen:
+                return
+            place, node = reached
+            seen.add(place)
+
+    def _usual(self, place: Place, arena: Arena, node: int) -> tuple[Place, int] | None:
+        """Where most symbols lead from a place, its mask made ready; None if there is no such place, or no room."""
+        pushdown = self.pushdown
+        symbol = pushdown.usual_symbol(place.head)
+        if symbol is None:
+            return None
+        with contextlib.suppress(GrammarError):  # as above
+            after = pushdown.state_after(arena, node, symbol)
+            following = pushdown.follow(place, (symbol,)) if after else None
+            if following is not None and pushdown.know(following, arena, after) != MISS:
+                return following, after
+        return None
 
     def _reach(self, place: Place, arena: Arena, node: int, token: int) -> tuple[Place, int] | None:
         """Where a token leads, place and state, the way there and the mask made ready; None if the device could not go there."""
