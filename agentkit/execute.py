@@ -37,7 +37,10 @@ async def run_call(tool: Tool[..., Any], call: ToolCall, context: RunContext[Any
         ToolError: the tool raised (see __cause__), or returned what has no JSON form; names the tool.
     """
     started = time.perf_counter()
-    value = await (_run_async(tool, call, context) if tool.is_async else _run_sync(tool, call, context))
+    if tool.is_async:
+        value = await _awaited(tool, lambda: tool.invoke(call.arguments, context), tool.timeout)
+    else:
+        value = await _run_sync(tool, call, context)
     content = result_text(value, tool.name)
     return dataclasses.replace(call, result=value, content=content, executed=True, duration_s=time.perf_counter() - started)
 
@@ -50,10 +53,11 @@ def _late(tool: Tool[..., Any]) -> ToolTimeout:
     return ToolTimeout(f"tool {tool.name!r} took longer than its limit of {tool.timeout} s")
 
 
-async def _run_async(tool: Tool[..., Any], call: ToolCall, context: RunContext[Any]) -> Any:
+async def _awaited(tool: Tool[..., Any], begin: Callable[[], Awaitable[Any]], seconds: float | None) -> Any:
+    """What `begin()` comes to within so many seconds, on the event loop."""
     try:
-        async with asyncio.timeout(tool.timeout) as limit:
-            return await tool.invoke(call.arguments, context)
+        async with asyncio.timeout(seconds) as limit:
+            return await begin()
     except ModelRetry:
         raise
     except asyncio.CancelledError as error:
@@ -88,14 +92,8 @@ async def _run_sync(tool: Tool[..., Any], call: ToolCall, context: RunContext[An
         raise _failed(tool, outcome[0]) from outcome[0]
     if not inspect.isawaitable(value):
         return value
-    try:  # a plain wrapper around an async function
-        left = None if tool.timeout is None else max(tool.timeout - (time.perf_counter() - started), 0.0)
-        async with asyncio.timeout(left) as limit:
-            return await value
-    except ModelRetry:
-        raise
-    except Exception as error:  # see _run_async
-        raise (_late(tool) if isinstance(error, TimeoutError) and limit.expired() else _failed(tool, error)) from error
+    left = None if tool.timeout is None else max(tool.timeout - (time.perf_counter() - started), 0.0)
+    return await _awaited(tool, lambda: value, left)  # the tool is a plain wrapper around an async function
 
 
 async def approval_refusal(tool: Tool[..., Any], call: ToolCall, context: RunContext[Any], approve: Approve | None) -> str | None:

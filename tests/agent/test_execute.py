@@ -51,6 +51,16 @@ async def test_a_cancellation_inside_a_thread_is_a_failure_of_the_tool() -> None
         await outcome(cancelled)
 
 
+async def test_a_plain_wrapper_whose_coroutine_waited_for_something_cancelled_has_failed() -> None:
+    async def wait() -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    with pytest.raises(ToolError, match="'t' failed: it waited for a task that was cancelled"):
+        await outcome(lambda: wait())
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(range(3), "[0,1,2]"), ({"a": 1}.keys(), '["a"]'), ({"a": 1}.values(), "[1]"), ({"n": np.int64(3), "x": np.float32(0.5)}, '{"n":3,"x":0.5}')],
