@@ -27,7 +27,7 @@ def warm_up(model: str | None = None, progress: Progress | None = None) -> None:
         ModelNotFound: the model is neither here nor can it be fetched.
     """
     from agentkit.engine import warmup as engine
-    from agentkit.engine.models.progress import progress_or_default
+    from agentkit.engine.models.progress import one_stage, progress_or_default
     from agentkit.grammars.warmup import begin_compiling, compile_kernels, kernels_cached
 
     stage = "running the kernels of grammars (compiled before)" if kernels_cached() else "compiling the kernels of grammars (once on this machine)"
@@ -38,9 +38,8 @@ def warm_up(model: str | None = None, progress: Progress | None = None) -> None:
     begin_compiling()
     with progress_or_default(progress) as report:
         for stage, step in steps:
-            report(stage, 0, 1)
-            step()
-            report(stage, 1, 1)
+            with one_stage(stage, report):
+                step()
 
 
 def _generate_once(model: str) -> None:

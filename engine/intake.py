@@ -19,7 +19,7 @@ from agentkit.engine.config import SamplingParams
 from agentkit.engine.constraint import Constraint
 from agentkit.engine.kv import KVPool
 from agentkit.engine.models.loader import LoadedModel
-from agentkit.engine.models.progress import progress_or_default
+from agentkit.engine.models.progress import one_stage
 from agentkit.engine.request import Generation, Outcome, Request, Sink
 from agentkit.engine.sampling import philox
 from agentkit.engine.text import OutputText
@@ -221,7 +221,5 @@ def _compile_kernels_once(progress: Callable[..., None] | None) -> None:
     from agentkit.grammars.warmup import compile_kernels, kernels_cached
 
     if not kernels_cached():
-        with progress_or_default(progress) as report:
-            report("compiling the grammar kernels (once on this machine)", 0, 1)
+        with one_stage("compiling the kernels of grammars (once on this machine)", progress):
             compile_kernels()
-            report("compiling the grammar kernels (once on this machine)", 1, 1)

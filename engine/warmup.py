@@ -24,7 +24,7 @@ from agentkit.engine.kv_groups import together
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
-from agentkit.engine.models.progress import Progress, progress_or_default
+from agentkit.engine.models.progress import Progress, one_stage, progress_or_default
 from agentkit.engine.models.rope import Rope
 from agentkit.engine.runner import Runner
 from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits
@@ -57,10 +57,8 @@ def compile_kernels_once(progress: Progress | None) -> None:
     """`compile_kernels` if this machine has not yet, showing that it does; those of the grammars are begun beside it."""
     if not kernels_cached():
         begin_compiling()
-        with progress_or_default(progress) as report:
-            report("compiling the kernels of the engine (once on this machine)", 0, 1)
+        with one_stage("compiling the kernels of the engine (once on this machine)", progress):
             compile_kernels()
-            report("compiling the kernels of the engine (once on this machine)", 1, 1)
 
 
 def compile_for_kv_once(kv: torch.dtype, progress: Progress | None, *, whole: bool) -> None:
@@ -69,12 +67,10 @@ def compile_for_kv_once(kv: torch.dtype, progress: Progress | None, *, whole: bo
     if not supported() or kv == (_WHOLE if whole else _ATTENTION) or done.exists():
         return
     stage = f"compiling kernels for kv={next(name for name, dtype in KV_TYPES.items() if dtype == kv)!r} (once on this machine)"
-    with progress_or_default(progress) as report:
-        report(stage, 0, 1)
+    with one_stage(stage, progress):
         (_run_whole if whole else _run_attention)(kv)
         with suppress(OSError):  # a read-only home or a full disk: each process compiles for itself
             done.touch()
-        report(stage, 1, 1)
 
 
 def warm_up_device(runner: Runner, progress: Progress | None) -> None:

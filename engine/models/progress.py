@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["LineProgress", "Progress", "progress_or_default", "silent"]
+__all__ = ["LineProgress", "Progress", "one_stage", "progress_or_default", "silent"]
 
 
 class Progress(Protocol):
@@ -73,6 +73,15 @@ def progress_or_default(progress: Progress | None) -> Iterator[Progress]:
             yield lazy
         finally:
             lazy.close()
+
+
+@contextmanager
+def one_stage(stage: str, progress: Progress | None) -> Iterator[None]:
+    """Shows work of which only its beginning and its end are known."""
+    with progress_or_default(progress) as report:
+        report(stage, 0, 1)
+        yield
+        report(stage, 1, 1)
 
 
 class _LazyBars:
