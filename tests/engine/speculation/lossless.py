@@ -5,12 +5,16 @@ Speed is no matter here: every guess is taken that a proposer makes, so that muc
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from agentkit.engine import Engine, Generation
 from agentkit.engine.advance import Advancer
@@ -99,3 +103,14 @@ def untrained_heads(engine: Engine, model: Decoder, folder: Path) -> dict[str, P
         found[kind] = folder / f"{kind}.safetensors"
         save_heads(make(config, ids, rows), found[kind])
     return found
+
+
+def first_layers_of(folder: Path, target: Path, layers: int) -> None:
+    """A model of the first layers of the one in `folder`, of the same vocabulary."""
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, target)
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        gone = tuple(f"model.layers.{i}." for i in range(layers, config["num_hidden_layers"]))
+        save_file({name: file.get_tensor(name) for name in file.keys() if not name.startswith(gone)}, target / "model.safetensors")  # noqa: SIM118 - no mapping

@@ -31,11 +31,12 @@ from agentkit.errors import EngineError
 from agentkit.grammars import Grammar
 from agentkit.speculation.prompts import Prompt, made_up
 from agentkit.speculation.train import ask
-from tests.engine.speculation.lossless import TOGETHER, Credulous, Job, Subject, untrained_heads
+from tests.engine.speculation.lossless import TOGETHER, Credulous, Job, Subject, first_layers_of, untrained_heads
 from tests.engine.speculation.test_speculator import Eager
 
 SETTINGS = ("ngram", "medusa", "eagle", "self", "lookahead", "auto", "draft")
 LENGTHS = (8, 12, 16, 28)
+DRAFT_LAYERS = 28  # of 30: a model of its own that is right now and then
 log = logging.getLogger(__name__)
 
 
@@ -46,7 +47,9 @@ def smollm2(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             pytest.skip("this processor does not run the kernels that keep one order of sums")
 
         def draft() -> Speculator:
-            speculator = engine.speculator("draft:smollm2-135m")
+            folder = tmp_path_factory.mktemp("draft")
+            first_layers_of(smollm2_folder, folder, DRAFT_LAYERS)
+            speculator = engine.speculator(f"draft:{folder}")
             assert speculator is not None
             return speculator
 
