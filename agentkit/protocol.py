@@ -126,8 +126,7 @@ class FormatProtocol:
         calls = []
         for call in message.tool_calls:
             ids[call.id] = f"{len(ids) + 1:09d}"
-            arguments = _parsed(call.arguments) if self.native.arguments == "parsed" else call.arguments
-            calls.append({"id": ids[call.id], "type": "function", "function": {"name": call.name, "arguments": arguments}})
+            calls.append({"id": ids[call.id], "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
         return {"role": "assistant", "content": message.content or self.native.blank, "tool_calls": calls}
 
     def _tools_text(self, tools: Sequence[ToolSpec]) -> str:
@@ -180,13 +179,6 @@ def _one_call_each(messages: list[dict[str, Any]], blank: str | None) -> list[di
             single += [results[call["id"]]] if call["id"] in results else []
         single += [] if calls else [message]
     return single
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments or "{}")
-    except ValueError:  # from a server, and refused at the time: shown as it was
-        return arguments
 
 
 def output_text(schema: JSONSchema | None) -> str:

@@ -24,10 +24,11 @@ from agentkit.engine.assembly import model_for, scheduler_for
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.fingerprint import fingerprint
-from agentkit.engine.intake import Intake, Prompt, as_dicts, stable_prefix
+from agentkit.engine.intake import Intake, Prompt, stable_prefix
 from agentkit.engine.kv_policy import H2O, Policy, Streaming
 from agentkit.engine.loop import EngineLoop
 from agentkit.engine.metrics import EngineStats, Metrics, Tracer, prometheus, snapshot
+from agentkit.engine.models.chat_messages import as_dicts, encode_chat
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.pins import Pin, PrefixCache
 from agentkit.engine.request import Event, FinishEvent, Generation, Outcome, Request, TokenEvent
@@ -220,15 +221,14 @@ class Engine:
     ) -> list[int]:
         """Messages through the model's chat template -> token ids. Special tokens come from the template only, never from contents.
 
-        Raises EngineError where there is no template or it fails, TypeError for what are no messages, ValueError for none at all.
+        messages: as in OpenAI's chat API; contents are texts or lists of text parts. tools: JSON-schema function descriptions.
+        Raises EngineError where there is no template, it fails or does not show tools; TypeError for what are no messages, ValueError for none
+        at all, HistoryError (a ValueError) for one that cannot be read.
         """
         template = self._loaded.chat_template
         if template is None:
             raise EngineError(f"the model {self.model_name!r} has no chat template; write the prompt yourself and use generate()")
-        plain, listed = None if tools is None else as_dicts("tools", tools), as_dicts("messages", messages)
-        if not listed:
-            raise ValueError("messages is empty; give at least one message, such as {'role': 'user', 'content': '...'}")
-        return template.encode(listed, tools=plain, add_generation_prompt=add_generation_prompt)
+        return encode_chat(template, messages, tools, add_generation_prompt)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[GenerateOptions]

@@ -11,7 +11,7 @@ import itertools
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -187,15 +187,6 @@ def _token_ids(prompt: Any) -> list[int]:
         return [operator.index(token) for token in tokens]
     except TypeError as error:
         raise TypeError(f"the prompt must be a text or a sequence of token ids ({error}); decode bytes first, and pass messages to chat()") from error
-
-
-def as_dicts(name: str, given: Any) -> list[dict[str, Any]]:
-    """A sequence of mappings as a list of dicts. Raises TypeError for anything else."""
-    items: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else [None]
-    if not all(isinstance(item, Mapping) for item in items):
-        example = {"role": "user", "content": "..."}
-        raise TypeError(f"{name} must be a list of dicts, not {given!r}; a message is such as {example}, and a text alone is for generate()")
-    return [dict(item) for item in items]
 
 
 def stable_prefix(encode: Callable[..., list[int]], messages: Sequence[Any], tools: Sequence[Any] | None) -> list[int]:

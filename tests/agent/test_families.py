@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentkit import Agent
+from agentkit.engine.models.chat_messages import chat_messages
 from agentkit.engine.models.chat_template import ChatTemplate, ToolSupport
 from agentkit.engine.models.tokenizer import Tokenizer as EngineTokenizer
 from agentkit.engine.request import TokenEvent
@@ -82,7 +83,7 @@ def test_a_template_that_knows_tools_gets_them(source: str) -> None:
     assert protocol.tools(request) == [
         {"type": "function", "function": {"name": "get", "description": "", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
     ]
-    text = template.render(messages, tools=protocol.tools(request))
+    text = template.render(chat_messages(messages, template), tools=protocol.tools(request))
     assert "# Tools" not in text
     for part in ("Be brief.", "From the history.", '"x": 1.0', "first result", "not valid", "Not an answer.", '{"type":"integer"}'):
         assert part in text
