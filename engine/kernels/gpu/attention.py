@@ -19,7 +19,7 @@ from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Launch, Prefix, launch_for, next_power, processors_of
 from agentkit.engine.kernels.layout import PAGE
 
-__all__ = ["attend", "attend_shared", "attend_streaming"]
+__all__ = ["attend", "attend_shared", "attend_streaming", "scores_of"]
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -97,6 +97,18 @@ def _seen(
 
 
 @triton.jit
+def scores_of(q, k, slot, there, key_scales, scale_slot, scale, cap, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """[M, N] to base 2: queries q [M, D] by keys k [N, D], as they are stored in `slot` [N].   scale: to base 2 already, unless scores are capped."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if key_scales is not None:
+        scores = scores * tl.load(key_scales + slot * scale_slot, mask=there, other=0.0).to(tl.float32)[None, :]
+    if CAPPED:  # cap * tanh(scores / cap), then to base 2
+        decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / cap))
+        scores = tl.where(scores < 0, -LOG2_E * cap, LOG2_E * cap) * (1.0 - decay) / (1.0 + decay)
+    return scores
+
+
+@triton.jit
 def _over(
     acc, top, total, q, begin, until, end, keys, values, key_scales, value_scales, page_row, kv_slot, scale_slot, dim, in_dim,
     own, place, low, path, tree, nodes, scale, cap,
@@ -111,12 +123,7 @@ def _over(
         spot = slot[:, None] * kv_slot + dim[None, :]
         valid = there[:, None] & in_dim[None, :]
         k = tl.load(keys + spot, mask=valid, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if key_scales is not None:
-            scores = scores * tl.load(key_scales + slot * scale_slot, mask=there, other=0.0).to(tl.float32)[None, :]
-        if CAPPED:  # cap * tanh(scores / cap), then to base 2
-            decay = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / cap))
-            scores = tl.where(scores < 0, -LOG2_E * cap, LOG2_E * cap) * (1.0 - decay) / (1.0 + decay)
+        scores = scores_of(q, k, slot, there, key_scales, scale_slot, scale, cap, CAPPED, PRECISION)
         if MASKED:
             scores = tl.where(_hidden(key, end, own, place, low, path, tree, nodes, CAUSAL, WINDOW, TREE, APART), float("-inf"), scores)
         higher = tl.maximum(top, tl.max(scores, 1))

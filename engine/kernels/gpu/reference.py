@@ -14,8 +14,9 @@ from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import encode, mixed
+from agentkit.engine.received import Received
 
-__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "expand", "gated", "norm", "rotate_and_write", "shrink", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "expand", "gated", "norm", "rotate_and_write", "shrink", "weigh", "write"]
 
 
 def attend(
@@ -83,9 +84,7 @@ def _by_request(
         own = slice(starts[request], starts[request + 1])
         if own.start == own.stop:
             continue
-        key = torch.arange(length, device=q.device)
-        page = batch.pages[request].long()[key // PAGE].clamp(min=0)  # pages that nobody sees may be gone
-        keys, values = layer.read(page * PAGE + key % PAGE)
+        keys, values = layer.read(_slots(batch, request, length))
         seen, apart = _seen(batch, request, own, length, window, sink_keys)
         keys, values = (torch.where((seen | apart).any(0)[None, :, None], x, 0.0) for x in (keys, values))
         scores = torch.where(apart[:, None], _scores(back[own], keys), _scores(q[own], keys)) * scale
@@ -94,6 +93,35 @@ def _by_request(
         if lse is not None:
             lse[own] = own_lse
     return out
+
+
+def weigh(
+    q: torch.Tensor, layer: KVLayer, batch: Batch, lse: torch.Tensor, received: Received, *, begin: bool, scale: float, softcap: float | None = None
+) -> None:
+    """See weigh.weigh."""
+    starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
+    for request, length in enumerate(lengths):
+        own, slots = slice(starts[request], starts[request + 1]), _slots(batch, request, length)
+        if not length:
+            continue
+        known = length - own.stop + own.start
+        scores = _scores(q[own], layer.read(slots)[0]) * scale
+        scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+        seen, _ = _seen(batch, request, own, length, None, 0)
+        weights = torch.exp(scores - lse[own, :, None]).masked_fill(~seen[:, None], 0.0)  # [T, H, S]
+        found = weights.sum(0).unflatten(0, (layer.kv_heads, -1)).sum(1)
+        if begin:
+            received.sums[:, slots] = torch.where(torch.arange(length, device=q.device) < known, received.heads_at(slots, known), 0.0)
+            received.ends[:, slots], received.fresh[:, slots] = length, found
+        else:
+            received.fresh[:, slots] += found
+
+
+def _slots(batch: Batch, request: int, length: int) -> torch.Tensor:
+    """[S] of a request's keys."""
+    key = torch.arange(length, device=batch.lengths.device)
+    page = batch.pages[request].long()[key // PAGE].clamp(min=0)  # pages that nobody sees may be gone
+    return page * PAGE + key % PAGE
 
 
 def _seen(batch: Batch, request: int, tokens: slice, length: int, window: int | None, sink_keys: int) -> tuple[torch.Tensor, torch.Tensor]:

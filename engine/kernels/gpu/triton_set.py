@@ -7,5 +7,6 @@ from agentkit.engine.kernels.gpu.gate import gated
 from agentkit.engine.kernels.gpu.norm import add_norm, norm
 from agentkit.engine.kernels.gpu.rotary import rotate_and_write
 from agentkit.engine.kernels.gpu.store import write
+from agentkit.engine.kernels.gpu.weigh import weigh
 
-__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "gated", "norm", "rotate_and_write", "write"]
+__all__ = ["add_norm", "attend", "attend_shared", "attend_streaming", "gated", "norm", "rotate_and_write", "weigh", "write"]
