@@ -26,6 +26,7 @@ from agentkit.engine.kv_store import KVStore
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import PrefixTree
 from agentkit.engine.prefix_node import Digest, Node, blake
+from agentkit.engine.received import Received
 
 __all__ = ["PAGE", "KVPool", "KVSequence", "KVShape", "pages_for"]
 
@@ -38,7 +39,7 @@ class KVPool:
     nothing between requests (forks still do).   digest: the hash of pages in the prefix tree.   Raises EngineError without memory.
 
     data: see KVStore.
-    sums: [S] attention that each slot has received since it was written; None where nothing is chosen by it.
+    received: attention that each slot has received since it was written; None where nothing is chosen by it.
     """
 
     def __init__(
@@ -56,12 +57,17 @@ class KVPool:
         self.groups = groups or together(shape.layers, self.reach)
         store = KVStore(shape, self.groups, budget)
         self.page_bytes, self.page_count, self.data = store.page_bytes, store.page_count, store.data
-        self.sums = None if self.reach.budget is None else torch.zeros(self.data.shape[3], device=shape.device)
+        self.received = None if self.reach.budget is None else Received.empty(shape.kv_heads, self.data.shape[3], shape.device)
         self._pages = PageAllocator(self.page_count)
         self.tree = PrefixTree(self._pages, self.groups, enabled=prefix_caching, digest=digest)
         self.memory = KVMemory(store, self.groups, self._pages, self.tree)
         self._live: dict[int, KVSequence] = {}
         self._numbers = itertools.count(LOADER + 1)
+
+    @property
+    def sums(self) -> torch.Tensor | None:
+        """[S]: where a CPU's kernels add up what is received by all heads."""
+        return None if self.received is None else self.received.sums[0]
 
     # -- how full it is -----------------------------------------------------------------------------------------
 
@@ -233,7 +239,7 @@ class KVPool:
 
     def fork(self, sequence: KVSequence) -> KVSequence:
         """A second sequence with the same tokens; it shares all pages until one of the two writes. Not under H2O, which moves what pages hold."""
-        assert self.sums is None
+        assert self.received is None
         sequence.root.users += 1
         copy = KVSequence(next(self._numbers), sequence.root, sequence.room, self.groups)
         copy.tokens, copy.nodes = list(sequence.tokens), list(sequence.nodes)
@@ -329,8 +335,8 @@ class KVPool:
 
     def _drop(self, sequence: KVSequence) -> None:
         """Gives back the pages that no token to come can see."""
-        if self.sums is not None and sequence.place == self.reach.budget:
-            self.memory.thin(sequence, self.sums, self.reach.recent)
+        if self.received is not None and sequence.place == self.reach.budget:
+            self.memory.thin(sequence, self.received, self.reach.recent)
         for number, group in enumerate(self.groups.groups):
             until = group.first_block(sequence.length)
             if until > sequence.first_blocks[number]:

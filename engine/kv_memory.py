@@ -19,6 +19,7 @@ from agentkit.engine.kv_store import KVStore
 from agentkit.engine.pages import PageAllocator
 from agentkit.engine.prefix import PrefixTree
 from agentkit.engine.prefix_node import Node
+from agentkit.engine.received import Received
 
 LOADER = 1
 """Number of whoever puts pages there that no sequence computed."""
@@ -122,14 +123,16 @@ class KVMemory:
             sequence.put(number, block, [GONE] * len(group.tables))
         sequence.first_blocks[number] = max(sequence.first_blocks[number], until)
 
-    def thin(self, sequence: KVSequence, sums: torch.Tensor, recent: int) -> None:
-        """Drops the STEP places with least attention, the last `recent` apart; the others move together, in order."""
-        slots = torch.tensor([slot for first, last in sequence.slots(0, sequence.place) for slot in range(first, last)], device=sums.device)
-        older = len(slots) - recent
-        heavy = sums[slots[:older]].topk(older - STEP).indices.sort().values
+    def thin(self, sequence: KVSequence, received: Received, recent: int) -> None:
+        """Drops the STEP places with least attention, the last `recent` apart; the others move together, in order. The host does not wait for a device."""
+        place, data = sequence.place, self.store.data
+        slots = torch.tensor([slot for first, last in sequence.slots(0, place) for slot in range(first, last)])
+        slots = slots.pin_memory().to(data.device, non_blocking=True) if data.is_cuda else slots
+        older = place - recent
+        heavy = received.at(slots[:older], place).topk(older - STEP).indices.sort().values
         kept = torch.cat((slots[heavy], slots[older:]))
         self.store.move(kept, slots[: len(kept)])
-        sums[slots[: len(kept)]] = sums[kept]
+        received.move(kept, slots[: len(kept)], place)
         sequence.dropped += STEP
         self.cut(sequence, pages_for(sequence.place))
 

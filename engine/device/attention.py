@@ -18,22 +18,27 @@ from agentkit.engine.kernels.gpu.choose import Kernels
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kv_format import mixed
 from agentkit.engine.kv_policy import Reach
+from agentkit.engine.received import Received
 
 __all__ = ["PagedAttention"]
 
 
 class PagedAttention:
-    """`Attend` for one batch: see models/decoder.py. layers: of the pool.   reach: without a budget; that is for torch's attention alone.
+    """`Attend` for one batch: see models/decoder.py. layers, reach: of the pool.
 
     batch: of it all, where tokens stand and lie is read.   parts: the batch in pieces (see Batch.divided); (): as a whole.
+    received: of the pool, where attention decides what is kept; None: nobody wants to know.
     """
 
-    def __init__(self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, parts: Sequence[Part] = ()) -> None:
+    def __init__(
+        self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, parts: Sequence[Part] = (), received: Received | None = None
+    ) -> None:
         self._batch = batch
         self._layers = layers
         self._kernels = kernels
         self._reach = reach
         self._parts = tuple(parts) or (Part(batch),)
+        self._received = received
         self._turns: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -67,13 +72,24 @@ class PagedAttention:
         for part, prefix in self._parts:
             own = slice(at, at + part.shape.tokens)
             at += part.shape.tokens
-            if window is None and prefix is not None:
+            if self._received is not None:
+                found.append(self._weighed(layer, q[own], part, self._received, **rules))
+            elif window is None and prefix is not None:
                 found.append(self._kernels.attend_shared(q[own], cache, part, prefix, **rules))
             elif window is None or not self._reach.sinks:
                 found.append(self._kernels.attend(q[own], cache, part, window=window, **rules))
             else:
                 found.append(self._kernels.attend_streaming(q[own], back[own], cache, part, window=window, sink_keys=self._reach.sinks, **rules))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _weighed(
+        self, layer: int, q: torch.Tensor, part: Batch, received: Received, *, scale: float, softcap: float | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention, and what its keys receive; where that decides what is kept, there are no windows, and beginnings are not shared."""
+        cache, lse = self._layers[layer], torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        out = self._kernels.attend(q, cache, part, window=None, scale=scale, softcap=softcap, sinks=sinks, lse=lse)
+        self._kernels.weigh(q, cache, part, lse, received, begin=layer == 0, scale=scale, softcap=softcap)
+        return out
 
     def _as_sinks_see_it(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Queries turned back, mixed or not as they came."""

@@ -18,6 +18,7 @@ from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.decoder import Decoder, Layer
+from agentkit.engine.received import Received
 
 __all__ = ["DeviceDecoder"]
 
@@ -26,14 +27,16 @@ class DeviceDecoder:
     """decoder: the weights, on the device.   data [L, 2, KV, S, row]: the pool's, there too.
 
     kernels: "triton", or "reference" for torch's operations (see kernels/gpu/choose.py).   reach: the pool's; None: every token sees all before it.
+    received: the pool's, where attention decides what is kept.
     """
 
-    def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton", reach: Reach | None = None) -> None:
+    def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton", reach: Reach | None = None, received: Received | None = None) -> None:
         self.config = decoder.config
         self.device = decoder.device
         self.layers = [KVLayer.of(rows) for rows in data]
         self._decoder = decoder
         self._reach = reach or Reach()
+        self._received = received
         self._kernels = kernel_set(kernels, decoder.device)
         self._frequencies = [torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=decoder.device) for rope in self.config.ropes]
 
@@ -48,7 +51,7 @@ class DeviceDecoder:
         if config.embed_scale != 1.0:
             residual = residual * float(torch.tensor(config.embed_scale).to(decoder.dtype))
         tables = [_tables(f, rope.attention_factor, batch.positions) for f, rope in zip(self._frequencies, config.ropes, strict=True)]
-        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, parts)
+        attention = PagedAttention(batch, self.layers, self._kernels, self._reach, parts, self._received)
         x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
         for index, layer in enumerate(decoder.layers):
             x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch.slots, attention)

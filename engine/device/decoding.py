@@ -335,6 +335,6 @@ class DeviceDecoding:
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:
     """Bursts where they are possible: a native decoder on a GPU. columns: of the logits, and how many of them are tokens."""
-    if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None:
+    if not pool.data.is_cuda or pool.reach.budget is not None or not isinstance(runner, DeviceRunner) or runner.decoder is None:
         return None
     return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)

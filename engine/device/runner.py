@@ -42,7 +42,7 @@ class DeviceRunner:
         self._pool = pool
         self._kernels = kernel_set(kernels, pool.data.device)
         self._layers = [KVLayer.of(rows) for rows in pool.data]
-        self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach) if isinstance(model, Decoder) else None
+        self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
 
     def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
         """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
@@ -93,14 +93,12 @@ class DeviceRunner:
         if self.decoder is not None:
             states = self.decoder.states(batch, parts)
             return self.decoder.logits(states), states
-        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, parts)
+        attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, parts, self._pool.received)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None
 
 
 def runner_for(model: Model, pool: KVPool, threads: int | None = None, *, standard: bool = False) -> Runner:
     """The runner of the device that holds the pool.   threads: of the CPU.   standard: attention over whole matrices of scores, for comparison."""
-    if pool.reach.budget is not None:  # what H2O sums up is kept by torch's attention, on any device
-        return TorchRunner(model, pool, pool.data.device, threads)
     if standard:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -110,7 +108,7 @@ def runner_for(model: Model, pool: KVPool, threads: int | None = None, *, standa
 
 def for_device(span: Span) -> BatchSpan:
     """A span with its draft behind it; rows: how many of its last tokens must come out at the end."""
-    rows = span.rows if span.on_states is None else max(span.rows, span.states)
+    rows, sequence = span.rows if span.on_states is None else max(span.rows, span.states), span.sequence
     if span.draft is None:
-        return BatchSpan(span.sequence.pages, span.sequence.length, span.tokens, rows)
-    return BatchSpan(span.sequence.pages, span.sequence.length, (*span.tokens, *span.draft.tokens), rows + len(span.draft), span.draft.parents)
+        return BatchSpan(sequence.pages, sequence.place, span.tokens, rows, dropped=sequence.dropped)
+    return BatchSpan(sequence.pages, sequence.place, (*span.tokens, *span.draft.tokens), rows + len(span.draft), span.draft.parents)

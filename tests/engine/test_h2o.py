@@ -79,8 +79,9 @@ def test_outputs_are_those_of_sums_made_token_by_token(variant: str, policy: H2O
             found = in_ragged_spans(machine, sequences, texts, lambda _: pages_for(policy.budget))
         for sequence, rows, (wanted, attend) in zip(sequences, found, naive, strict=True):
             assert (rows - wanted).abs().max() < 2e-3 * wanted.abs().max()
-            assert machine.pool.sums is not None
-            sums = torch.cat([machine.pool.sums[first:last] for first, last in sequence.slots(0, sequence.place)])
+            assert machine.pool.received is not None
+            slots = torch.cat([torch.arange(*run) for run in sequence.slots(0, sequence.place)])
+            sums = machine.pool.received.at(slots, sequence.place)
             assert torch.allclose(sums, torch.tensor(attend.received), rtol=1e-3, atol=2e-3)
 
 

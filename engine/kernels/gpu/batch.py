@@ -27,10 +27,11 @@ TREE_SIZE = 63
 
 @dataclass(frozen=True)
 class BatchSpan:
-    """One request's share of a step: `tokens` follow `offset` positions that are in the pages already.
+    """One request's share of a step: `tokens` follow `offset` keys that are in the pages already.
 
     pages: of the whole sequence, new tokens included.   rows: logits are wanted after the last so many tokens.
     parents: of the last tokens, which are a tree of guesses (-1: the last token before them); () for none. See TokenTree.
+    dropped: positions before them whose keys are no longer there (H2O): by so much a token's position is beyond its place among the keys.
     """
 
     pages: Sequence[int]
@@ -38,10 +39,11 @@ class BatchSpan:
     tokens: Sequence[int]
     rows: int = 1
     parents: Sequence[int] = ()
+    dropped: int = 0
 
     @property
     def length(self) -> int:
-        """Positions with a key when the forward is done."""
+        """Keys when the forward is done."""
         return self.offset + len(self.tokens)
 
 
@@ -184,7 +186,7 @@ def _pack(shape: BatchShape, spans: Sequence[BatchSpan]) -> npt.NDArray[np.int32
         views["pages"][number, : len(pages)] = pages
     places = _counted(offsets, counts)
     views["token_ids"][:total] = [token for span in spans for token in span.tokens]
-    views["positions"][:total] = places
+    views["positions"][:total] = places + np.repeat([span.dropped for span in spans], counts)
     views["slots"][:total] = views["pages"][np.repeat(np.arange(len(spans)), counts), places // PAGE] * PAGE + places % PAGE
     views["query_starts"][1 : len(spans) + 1] = ends
     views["query_starts"][len(spans) + 1 :] = total
@@ -204,7 +206,7 @@ def _counted(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> np
 def _put_tree(views: dict[str, npt.NDArray[np.int32]], number: int, nodes: slice, span: BatchSpan) -> None:
     """A tree's positions and paths; nodes: where its guesses are among the tokens."""
     depths, paths = tree_paths(span.parents)
-    views["positions"][nodes] = span.length - depths.size - 1 + depths
+    views["positions"][nodes] = span.dropped + span.length - depths.size - 1 + depths
     if _branches(span.parents):
         views["tree_starts"][number] = span.length - depths.size
         views["paths"][nodes] = paths

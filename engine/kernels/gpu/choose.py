@@ -14,6 +14,7 @@ from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Prefix
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
+from agentkit.engine.received import Received
 from agentkit.errors import EngineError
 from agentkit.grammars.kernels.tables import States, Tables
 
@@ -23,11 +24,12 @@ KERNEL_SETS = ("triton", "reference")
 
 
 class Kernels(Protocol):
-    """See attention.py, rotary.py, norm.py, gate.py and store.py."""
+    """See attention.py, weigh.py, rotary.py, norm.py, gate.py and store.py."""
 
     def attend(
-        self, q: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
+        self, q: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...  # fmt: skip
     def attend_shared(
         self, q: torch.Tensor, layer: KVLayer, batch: Batch, prefix: Prefix, *, scale: float, softcap: float | None, sinks: torch.Tensor | None
     ) -> torch.Tensor: ...
@@ -35,6 +37,9 @@ class Kernels(Protocol):
         self, q: torch.Tensor, back: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int, sink_keys: int, softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor: ...  # fmt: skip
+    def weigh(
+        self, q: torch.Tensor, layer: KVLayer, batch: Batch, lse: torch.Tensor, received: Received, *, begin: bool, scale: float, softcap: float | None
+    ) -> None: ...
     def write(self, k: torch.Tensor, v: torch.Tensor, layer: KVLayer, slots: torch.Tensor) -> None: ...
     def rotate_and_write(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: KVLayer, slots: torch.Tensor, weight: torch.Tensor | None, eps: float
