@@ -318,6 +318,7 @@ class KVPool:
     def _take(self, sequence: KVSequence, nodes: Sequence[Node]) -> None:
         """Appends shared pages to a sequence that ends at a block's edge: those that its next token sees, and of the first group all."""
         end = sequence.blocks + len(nodes)
+        sequence.changes.append(sequence.blocks)
         for block, node in enumerate(nodes, sequence.blocks):
             for number, group in enumerate(self.groups.groups):
                 seen = number == 0 or block >= group.first_block(end * PAGE)

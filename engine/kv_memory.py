@@ -95,6 +95,7 @@ class KVMemory:
                 taken = self.pages.allocate(count, self.owner(sequence.number, table), after, wanted)
                 assert taken is not None
                 pages.extend(taken)
+        sequence.changes.append(blocks)
 
     def copy_block(self, sequence: KVSequence, source: Sequence[int], length: int) -> bool:
         """A new block behind the sequence's others, with the first `length` slots of `source`, a page for each table; False without room."""
@@ -120,7 +121,7 @@ class KVMemory:
         group = self.groups.groups[number]
         for block in range(max(sequence.first_blocks[number], pages_for(group.sinks)), until):
             self.give_back(sequence.part(number, block))
-            sequence.put(number, block, [GONE] * len(group.tables))
+            sequence.leave(number, block)
         sequence.first_blocks[number] = max(sequence.first_blocks[number], until)
 
     def thin(self, sequence: KVSequence, received: Received, recent: int) -> None:

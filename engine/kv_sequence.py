@@ -51,6 +51,7 @@ class KVSequence:
     By each of its page tables, position p lies in slot table[p // PAGE] * PAGE + p % PAGE. A block is PAGE positions: the pages at one place of all
     tables. Tables may reach beyond `length`: room that `reserve` made.   nodes: those of its blocks, from the first on, that are in the prefix tree.
     first_blocks: of each group of layers the first block whose pages it still has; those before it, up to the sinks, are GONE.
+    changes: where other or further pages came into its tables, the first block of each time: whoever has a copy knows what to renew.
     Where positions are chosen by attention (H2O), what is left lies without gaps in the first `length - dropped` slots.
     """
 
@@ -61,6 +62,7 @@ class KVSequence:
         self.groups = groups
         self.tables: list[list[int]] = [[] for _ in range(groups.tables)]
         self.first_blocks = [0] * len(groups.groups)
+        self.changes: list[int] = []
         self.tokens: list[int] = []
         self.nodes: list[Node] = []
         self.made: list[Node] = []  # of the nodes, those this sequence put into the tree
@@ -117,6 +119,12 @@ class KVSequence:
         """Other pages for a block, those of one group."""
         for table, page in zip(self.groups.groups[group].tables, part, strict=True):
             self.tables[table][block] = page
+        self.changes.append(block)
+
+    def leave(self, group: int, block: int) -> None:
+        """The pages of a block, those of one group, are given back: no token to come sees them."""
+        for table in self.groups.groups[group].tables:
+            self.tables[table][block] = GONE
 
     def slots(self, start: int, end: int, table: int = 0) -> list[tuple[int, int]]:
         """Runs [first, last) of neighbouring slots that hold positions start .. end by one table, in order."""

@@ -31,7 +31,7 @@ class PagedAttention:
     """
 
     def __init__(
-        self, batch: Batch, layers: list[KVLayer], kernels: Kernels, reach: Reach, parts: Sequence[Part] = (), received: Received | None = None
+        self, batch: Batch, layers: Sequence[KVLayer], kernels: Kernels, reach: Reach, parts: Sequence[Part] = (), received: Received | None = None
     ) -> None:
         self._batch = batch
         self._layers = layers
@@ -56,7 +56,7 @@ class PagedAttention:
         cache = self._layers[layer]
         if cache.is_mixed:
             q, k = mixed(q), mixed(k)
-        self._kernels.write(k, v, cache, self._batch.slots)
+        self._kernels.write(k, v, cache, self._batch.slots[cache.table])
         return self.attend(layer, q, window=window, scale=scale, softcap=softcap, sinks=sinks)
 
     def attend(

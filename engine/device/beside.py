@@ -52,10 +52,10 @@ class Ragged:
         return cls(batch, places, arrangement.parts(batch, spans)), [rows[number] for number in range(len(beside))]
 
     @classmethod
-    def room(cls, tokens: int, size: int, pages: int, device: torch.device) -> Ragged:
-        """Room for spans of places with up to so many tokens together, of fixed address; `load` fills it."""
-        batch = Batch.empty(BatchShape(tokens, min(tokens, size), pages, 0, tokens), device)
-        return cls(batch, torch.arange(size, dtype=torch.int32, device=device), (Part(batch),))
+    def room(cls, tokens: int, own: BatchShape, device: torch.device) -> Ragged:
+        """Room for spans of places with up to so many tokens together, of fixed address; `load` fills it.   own: shape of the places' batch."""
+        batch = Batch.empty(replace(own, tokens=tokens, requests=min(tokens, own.requests), rows=0, queries=tokens), device)
+        return cls(batch, torch.arange(own.requests, dtype=torch.int32, device=device), (Part(batch),))
 
     def holds(self, beside: Sequence[Beside]) -> bool:
         """Do the spans fit, and does nothing of them go to the host?"""
@@ -72,10 +72,10 @@ class Ragged:
         alone = self.places == numbers
         lengths = torch.where(alone, own.lengths, 0)
         first = replace(own, lengths=lengths, tree_starts=lengths, slots=torch.where(alone, own.slots, NOWHERE))
-        both = {name: torch.cat((getattr(first, name), getattr(self.batch, name))) for name in ("token_ids", "positions", "slots")}
+        both = {name: torch.cat((getattr(first, name), getattr(self.batch, name)), -1) for name in ("token_ids", "positions", "slots")}
         rows = torch.cat((self.places, self.batch.rows + own.shape.requests))
         a, b = own.shape, self.batch.shape
-        shape = BatchShape(a.tokens + b.tokens, a.requests + b.requests, max(a.pages, b.pages), a.rows + b.rows, max(a.queries, b.queries), b.trees)
+        shape = BatchShape(a.tokens + b.tokens, a.requests + b.requests, max(a.pages, b.pages), a.rows + b.rows, max(a.queries, b.queries), b.trees, a.tables)
         return replace(first, shape=shape, rows=rows, **both), (Part(first, prefix), *self.parts)
 
 

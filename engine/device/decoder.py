@@ -1,6 +1,6 @@
 """The native decoder as a GPU runs it: the same weights, with fused kernels between the matrices and keys and values in pages.
 
-Inputs: a `Decoder` and the tensor of all keys and values. `forward` takes a batch of device tensors and never looks at their values on
+Inputs: a `Decoder` and the keys and values of its layers. `forward` takes a batch of device tensors and never looks at their values on
 the host, so that it can be captured in a graph. Knows nothing of requests, schedulers or sampling.
 """
 
@@ -24,16 +24,18 @@ __all__ = ["DeviceDecoder"]
 
 
 class DeviceDecoder:
-    """decoder: the weights, on the device.   data [L, 2, KV, S, row]: the pool's, there too.
+    """decoder: the weights, on the device.   layers: of the pool's keys and values, there too.
 
     kernels: "triton", or "reference" for torch's operations (see kernels/gpu/choose.py).   reach: the pool's; None: every token sees all before it.
     received: the pool's, where attention decides what is kept.
     """
 
-    def __init__(self, decoder: Decoder, data: torch.Tensor, kernels: str = "triton", reach: Reach | None = None, received: Received | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, layers: Sequence[KVLayer], kernels: str = "triton", reach: Reach | None = None, received: Received | None = None
+    ) -> None:
         self.config = decoder.config
         self.device = decoder.device
-        self.layers = [KVLayer.of(rows) for rows in data]
+        self.layers = layers
         self._decoder = decoder
         self._reach = reach or Reach()
         self._received = received
@@ -54,7 +56,7 @@ class DeviceDecoder:
         attention = PagedAttention(batch, self.layers, self._kernels, self._reach, parts, self._received)
         x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
         for index, layer in enumerate(decoder.layers):
-            x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch.slots, attention)
+            x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch, attention)
             if index == len(decoder.layers) - 1:  # the other rows serve only as keys and values
                 x, residual = x.index_select(0, batch.rows), residual.index_select(0, batch.rows)
             x = self._kernels.add_norm(layer.out(x), residual, layer.before_mlp, config.norm_eps, layer.after_attention)
@@ -70,12 +72,12 @@ class DeviceDecoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, attention: PagedAttention
+        self, index: int, layer: Layer, x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], batch: Batch, attention: PagedAttention
     ) -> torch.Tensor:
         """x [T, E], normed -> [T, H * D]."""
-        config = self.config
+        config, cache = self.config, self.layers[index]
         qkv = layer.qkv(x).view(-1, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        q = self._kernels.rotate_and_write(qkv, *tables, self.layers[index], slots, layer.qk_norm, config.norm_eps)
+        q = self._kernels.rotate_and_write(qkv, *tables, cache, batch.slots[cache.table], layer.qk_norm, config.norm_eps)
         out = attention.attend(index, q, window=config.windows[index], scale=config.attention_scale, softcap=config.attention_softcap)
         return out.view(-1, config.num_heads * config.head_dim)
 

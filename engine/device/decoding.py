@@ -18,7 +18,7 @@ import torch
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.beside import Beside
 from agentkit.engine.device.runner import DeviceRunner, for_device
-from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs_of, shared_pages, tokens_to_compute
+from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs_of, shared_blocks, tokens_to_compute
 from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import next_power
@@ -109,9 +109,10 @@ class DeviceDecoding:
 
     def _step_for(self, requests: Sequence[Request]) -> DeviceStep:
         """The smallest step that holds the requests, or the last one if that does, told what they share."""
-        shared = shared_pages(requests)
+        shared, first = shared_blocks(requests), requests[0].sequence
+        assert first is not None
         params = [r.params for r in requests]
-        pages = max(len(r.sequence.pages) for r in requests if r.sequence is not None) + 1 + BURST // PAGE
+        pages = max(r.sequence.blocks for r in requests if r.sequence is not None) + 1 + BURST // PAGE
         need = Bucket(
             requests=next_power(len(requests)),
             pages=max(SMALLEST_PAGES, next_power(pages)),
@@ -119,7 +120,8 @@ class DeviceDecoding:
             history=any(map(needs_history, params)),
             logprobs=any(p.logprobs is not None for p in params),
             biases=next_power(max(len(p.logit_bias) for p in params)) if any(p.logit_bias for p in params) else 0,
-            shared=next_power(len(shared)) if shared else 0,
+            shared=next_power(shared) if shared else 0,
+            page_tables=first.groups.tables,
             **kinds_of(params),
         )
         if self._last in self._steps and self._last.serves(need):
@@ -133,7 +135,7 @@ class DeviceDecoding:
             )  # fmt: skip
             self._seats[need] = [None] * need.requests
         if shared:
-            step.set_shared(shared)
+            step.set_shared(first.tables, shared)
         return step
 
     # -- a burst ------------------------------------------------------------------------------------------------
@@ -195,8 +197,7 @@ class DeviceDecoding:
         for number, seat in enumerate(seats):
             if seat is None:
                 continue
-            known = seat.known == len(seat.request.tokens) == seat.request.computed + 1
-            if id(seat.request) in wanted and seat.takes_part and known:
+            if id(seat.request) in wanted and seat.is_known:
                 del wanted[id(seat.request)]
             else:
                 seats[number] = None
@@ -221,16 +222,16 @@ class DeviceDecoding:
         assert seat is not None
         request, sequence = seat.request, seat.request.sequence
         assert sequence is not None
-        seat.since, seat.known = step.launches, len(request.tokens)
+        seat.sequence, seat.since, seat.known = sequence, step.launches, len(request.tokens)
         if isinstance(request.matcher, Matcher):
             seat.place = self._placed(request.matcher)
         is_placed = request.matcher is None or seat.place is not None
-        if not is_placed or not self._pool.reserve(sequence, len(request.tokens) + 1) or len(sequence.pages) > step.bucket.pages:
+        if not is_placed or not self._pool.reserve(sequence, len(request.tokens) + 1) or sequence.blocks > step.bucket.pages:
             seat.takes_part = False
             step.retire(number)
             return
-        seat.pages = tuple(sequence.pages)
-        step.load(number, request.tokens[-1], len(request.tokens) - 1, seat.pages, draw_of(request), seat.place)
+        seat.changes = len(sequence.changes)
+        step.load(number, request.tokens[-1], len(request.tokens) - 1, sequence.tables, draw_of(request), seat.place)
 
     def _placed(self, matcher: Matcher) -> Place | None:
         """Where a matcher stands, its mask known; None where there is no room."""
@@ -245,15 +246,14 @@ class DeviceDecoding:
         """Pages for what the next launch writes and for the slot after it. False: somebody has to give way first, or nobody is left."""
         taking_part = [(number, seat) for number, seat in enumerate(seats) if seat is not None and seat.takes_part]
         for number, seat in taking_part:
-            sequence = seat.request.sequence
+            sequence = seat.sequence
             assert sequence is not None
             length = len(seat.request.tokens) + flying + 1
             if length > step.bucket.pages * PAGE or not self._pool.reserve(sequence, length):
                 return False
-            pages = tuple(sequence.pages)
-            if pages != seat.pages:
-                seat.pages = pages
-                step.set_pages(number, pages)
+            if changed := sequence.changes[seat.changes :]:
+                seat.changes = len(sequence.changes)
+                step.set_pages(number, sequence.tables, min(changed))
         return bool(taking_part)
 
     def _hand_over(self) -> None:

@@ -8,6 +8,7 @@ grammars or sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,8 +42,8 @@ class DeviceRunner:
         self._model = model
         self._pool = pool
         self._kernels = kernel_set(kernels, pool.data.device)
-        self._layers = [KVLayer.of(rows) for rows in pool.data]
-        self.decoder = DeviceDecoder(model, pool.data, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
+        self._layers = [KVLayer.of(pool.data[stored], table) for table, stored in pool.groups.places]
+        self.decoder = DeviceDecoder(model, self._layers, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
 
     def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
         """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
@@ -51,7 +52,7 @@ class DeviceRunner:
             progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
             if shape is not None:
                 with torch.inference_mode():
-                    self.forward(Batch.empty(shape, self._pool.data.device))
+                    self.forward(Batch.empty(replace(shape, tables=self._pool.groups.tables), self._pool.data.device))
 
     @property
     def on_gpu(self) -> bool:
@@ -110,5 +111,5 @@ def for_device(span: Span) -> BatchSpan:
     """A span with its draft behind it; rows: how many of its last tokens must come out at the end."""
     rows, sequence = span.rows if span.on_states is None else max(span.rows, span.states), span.sequence
     if span.draft is None:
-        return BatchSpan(sequence.pages, sequence.place, span.tokens, rows, dropped=sequence.dropped)
-    return BatchSpan(sequence.pages, sequence.place, (*span.tokens, *span.draft.tokens), rows + len(span.draft), span.draft.parents)
+        return BatchSpan(sequence.tables, sequence.place, span.tokens, rows, dropped=sequence.dropped)
+    return BatchSpan(sequence.tables, sequence.place, (*span.tokens, *span.draft.tokens), rows + len(span.draft), span.draft.parents)

@@ -11,35 +11,44 @@ from dataclasses import dataclass, field
 from agentkit.engine.device.beside import Beside
 from agentkit.engine.kernels.gpu.batch import BatchSpan
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
-from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_pages
-from agentkit.engine.kv_sequence import GONE
+from agentkit.engine.kernels.gpu.sharing import LEAST_PAGES, common_blocks
+from agentkit.engine.kv_sequence import KVSequence
 from agentkit.engine.request import Request, TokenLogprob
 from agentkit.engine.runner import Logits, Span
 from agentkit.grammars.matcher import Matcher
 from agentkit.grammars.place import Place
 
-__all__ = ["Burst", "Seat", "draw_of", "is_plain", "logprobs_of", "shared_pages", "tokens_to_compute"]
+__all__ = ["Burst", "Seat", "draw_of", "is_plain", "logprobs_of", "shared_blocks", "tokens_to_compute"]
 
 
 @dataclass
 class Seat:
     """A request's place in a step. since: the first launch that counts for it.   known: its tokens when device and host agreed last.
 
+    sequence: whose pages the device knows, and `changes` how many of their changes (see KVSequence).
     missed: it has been loaded again for want of a mask, and has not got a token since.
     """
 
     request: Request
+    sequence: KVSequence | None = None
     place: Place | None = None
     since: int = 0
     known: int = 0
-    pages: tuple[int, ...] = ()
+    changes: int = 0
     takes_part: bool = True
     missed: bool = False
 
     def run(self, number: int) -> Beside | None:
         """What a launch computes for it beside its last token, if there is more: forced text, or a prompt's end.   number: of the seat."""
         tokens = tokens_to_compute(self.request)
-        return Beside(BatchSpan(self.pages, self.request.computed, tokens), number) if len(tokens) > 1 else None
+        assert self.sequence is not None
+        return Beside(BatchSpan(self.sequence.tables, self.sequence.length, tokens), number) if len(tokens) > 1 else None
+
+    @property
+    def is_known(self) -> bool:
+        """Does the device know where it stands? Not if it has got tokens elsewhere, or has given its pages back and has others now."""
+        request = self.request
+        return self.takes_part and self.sequence is request.sequence and self.known == len(request.tokens) == request.computed + 1
 
 
 @dataclass
@@ -60,11 +69,11 @@ def tokens_to_compute(request: Request) -> tuple[int, ...]:
     return tuple(request.tokens[request.computed :])
 
 
-def shared_pages(requests: Sequence[Request]) -> Sequence[int]:
-    """Pages that all requests begin with; () where they are too few to be worth it."""
-    spans = [BatchSpan(r.sequence.pages, r.computed, r.tokens[-1:]) for r in requests if r.sequence is not None]
-    pages = common_pages(spans) if len(spans) > 1 else ()
-    return pages if len(pages) >= LEAST_PAGES and GONE not in pages else ()
+def shared_blocks(requests: Sequence[Request]) -> int:
+    """How many blocks all requests begin with; 0 where they are too few to be worth it."""
+    spans = [BatchSpan(r.sequence.tables, r.computed, r.tokens[-1:]) for r in requests if r.sequence is not None]
+    blocks = common_blocks(spans) if len(spans) > 1 else 0
+    return blocks if blocks >= LEAST_PAGES else 0
 
 
 def is_plain(request: Request) -> bool:

@@ -40,7 +40,8 @@ ROOMS = (32, 256)
 class Bucket:
     """A shape of steps. requests, pages of one: upper bounds. grammars, history (penalties), logprobs: whether any request has them;
     biases: how many one may have; draws, ranks, masses: see SamplingBatch.
-    shared: pages, at most, that all begin with and that are attended to once for all; 0: nothing is.
+    shared: blocks, at most, that all begin with and that are attended to once for all; 0: nothing is.
+    page_tables: of a request.
     """
 
     requests: int
@@ -53,6 +54,7 @@ class Bucket:
     draws: bool = True
     ranks: bool = True
     masses: bool = True
+    page_tables: int = 1
 
     def serves(self, need: Bucket) -> bool:
         """Is this one large enough, and not much larger than needed? Who stays in a step need not be loaded into another."""
@@ -100,7 +102,7 @@ class DeviceStep:
         self.bucket = bucket
         self._forward, self._kernels, self._vocab_size = forward, kernels, vocab_size
         self.tables = tables if bucket.grammars else None
-        self.batch = Batch.empty(BatchShape(size, size, bucket.pages, size, 1), device)
+        self.batch = Batch.empty(BatchShape(size, size, bucket.pages, size, 1, tables=bucket.page_tables), device)
         self.batch.query_starts.copy_(torch.arange(size + 1))
         self.batch.rows.copy_(torch.arange(size))
         self._prefix = _nothing_shared(bucket, device) if bucket.shared else None
@@ -178,7 +180,8 @@ class DeviceStep:
         batch.lengths.add_(one)
         batch.tree_starts.copy_(batch.lengths)
         place = batch.positions.long()
-        page = batch.pages.gather(1, (place // PAGE).clamp(max=batch.pages.shape[1] - 1)[:, None])[:, 0]
+        block = (place // PAGE).clamp(max=self.bucket.pages - 1)
+        page = batch.pages.gather(2, block[None, :, None].expand(self.bucket.page_tables, -1, 1))[..., 0]  # [G, B]
         batch.slots.copy_(torch.where(goes_on, page * PAGE + (place % PAGE).int(), NOWHERE))
         self.sampling.positions.add_(one)
         if self.sampling.history is not None:
@@ -186,37 +189,37 @@ class DeviceStep:
 
     # -- the host's side ----------------------------------------------------------------------------------------
 
-    def load(self, place: int, token: int, position: int, pages: Sequence[int], draw: Draw, at: Place | None) -> None:
+    def load(self, place: int, token: int, position: int, tables: Sequence[Sequence[int]], draw: Draw, at: Place | None) -> None:
         """From the next launch on `place` is a request whose token at `position` is to be computed, the next one drawn as `draw` says.
 
-        pages: of the request, one for position + 1 included.   at: where its grammar stands. Where tokens before that one are to be computed, too, the
+        tables: pages of the request, those for position + 1 included.   at: where its grammar stands. Where tokens before that one are to be computed, too, the
         next launch takes all of them beside.
         """
         batch = self.batch
-        self.set_pages(place, pages)
+        self.set_pages(place, tables)
         batch.token_ids[place], batch.positions[place] = token, position
         batch.lengths[place] = batch.tree_starts[place] = position + 1
-        batch.slots[place] = pages[position // PAGE] * PAGE + position % PAGE
+        batch.slots[:, place] = batch.pages[:, place, position // PAGE] * PAGE + position % PAGE
         self.sampling.load(place, draw)
         self.states.load(place, at)
         self.status[place] = FINE
 
-    def set_pages(self, place: int, pages: Sequence[int]) -> None:
-        """A request has other pages, or more of them."""
-        send(self.batch.pages[place, : len(pages)], np.asarray(pages, np.int32))
+    def set_pages(self, place: int, tables: Sequence[Sequence[int]], first: int = 0) -> None:
+        """A request has other pages, or more of them, from block `first` on."""
+        send(self.batch.pages[:, place, first : len(tables[0])], np.array([pages[first:] for pages in tables], np.int32))
 
-    def set_shared(self, pages: Sequence[int]) -> None:
-        """The pages that all requests of the next launches begin with; at most `bucket.shared`."""
+    def set_shared(self, tables: Sequence[Sequence[int]], blocks: int) -> None:
+        """All requests of the next launches begin with the same pages, so many of each table; at most `bucket.shared`."""
         prefix = self._prefix
         assert prefix is not None
-        send(prefix.pages[0, : len(pages)], np.asarray(pages, np.int32))
-        prefix.lengths.fill_(len(pages) * PAGE)
-        prefix.first_keys.fill_(len(pages) * PAGE)
+        send(prefix.pages[:, 0, :blocks], np.array([pages[:blocks] for pages in tables], np.int32))
+        prefix.lengths.fill_(blocks * PAGE)
+        prefix.first_keys.fill_(blocks * PAGE)
 
     def retire(self, place: int) -> None:
         """From the next launch on nobody is in `place`."""
         self.status[place] = STOPPED
-        self.batch.slots[place] = NOWHERE
+        self.batch.slots[:, place] = NOWHERE
         self.batch.lengths[place] = self.batch.tree_starts[place] = 0
 
     def launch(self, beside: Sequence[Beside] = ()) -> None:
@@ -255,7 +258,7 @@ class DeviceStep:
         if tokens is None:
             return None
         if tokens not in self._rooms:
-            ragged = Ragged.room(tokens, self.bucket.requests, self.bucket.pages, self._results.device)
+            ragged = Ragged.room(tokens, self.batch.shape, self._results.device)
             self._rooms[tokens] = ragged, self._capture(ragged) if self._captures else None
         return self._rooms[tokens] if self._rooms[tokens][0].holds(beside) else None
 
@@ -289,7 +292,8 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 def _nothing_shared(bucket: Bucket, device: torch.device) -> Prefix:
     """One group of all requests that shares nothing yet."""
 
-    def ints(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+    def zeros(*sizes: int) -> torch.Tensor:
+        return torch.zeros(sizes, dtype=torch.int32, device=device)
 
-    return Prefix(ints(0, bucket.requests), ints(0), ints(*[0] * bucket.shared).view(1, -1), ints(*[0] * bucket.requests), bucket.requests)
+    starts = torch.tensor([0, bucket.requests], dtype=torch.int32, device=device)
+    return Prefix(starts, zeros(1), zeros(bucket.page_tables, 1, bucket.shared), zeros(bucket.requests), bucket.requests)

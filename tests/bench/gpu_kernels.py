@@ -38,7 +38,7 @@ def checks(setup: Setup, box: Box) -> Figures:
 def _attention_checks(setup: Setup) -> dict[str, Callable[[Any], torch.Tensor]]:
     s = setup.model
     group = s["heads"] // s["kv"]
-    tree = BatchSpan(list(range(40, 44)), PAGE, [1] * 7, 7, [-1, 0, 0, 1, 1, 2])
+    tree = BatchSpan([list(range(40, 44))], PAGE, [1] * 7, 7, [-1, 0, 0, 1, 1, 2])
     batches = {
         "prefill": spans_for(setup.pick([(0, 700), (1000, 129), (0, 1), (63, 65)], [(0, 3), (PAGE, 2)])),
         "decode": spans_for(setup.pick([(4000, 1), (0, 1), (31, 1), (129, 1)], [(PAGE, 1), (0, 1)])),
@@ -114,7 +114,7 @@ def attention(setup: Setup, box: Box) -> Figures:
 
 def _attention_time(setup: Setup, spans: list[BatchSpan]) -> tuple[float, int]:
     """Seconds, and the bytes of the keys and values."""
-    s, batch, layer = setup.model, Batch.of(spans, setup.device), KVLayer.of(cache_for(setup, spans, 1)[0])
+    s, batch, layer = setup.model, Batch.of(spans, setup.device), cache_for(setup, spans, 1)[0]
     q = torch.randn(batch.shape.tokens, s["heads"], s["dim"], device=setup.device, dtype=setup.dtype)
     size = sum(span.length for span in spans) * 2 * s["kv"] * s["dim"] * setup.dtype.itemsize
     return clock(setup, lambda: triton_set.attend(q, layer, batch, scale=s["dim"] ** -0.5)), size
@@ -127,8 +127,8 @@ def cascade(setup: Setup, box: Box) -> Figures:
         if not box.left(f"{requests} x {shared}"):
             continue
         spans = spans_for([(shared + setup.pick(127, 3), 1)] * requests, shared_pages=shared // PAGE)
-        batch, layer = Batch.of(spans, setup.device), KVLayer.of(cache_for(setup, spans, 1)[0])
-        tables = [[0, requests], [shared], [list(range(shared // PAGE))], [shared] * requests]
+        batch, layer = Batch.of(spans, setup.device), cache_for(setup, spans, 1)[0]
+        tables = [[0, requests], [shared], [[list(range(shared // PAGE))]], [shared] * requests]
         prefix = Prefix(*(torch.tensor(table, dtype=torch.int32, device=setup.device) for table in tables), queries=requests)
         q, scale = torch.randn(requests, s["heads"], s["dim"], device=setup.device, dtype=setup.dtype), s["dim"] ** -0.5
         alone = clock(setup, lambda: triton_set.attend(q, layer, batch, scale=scale))  # noqa: B023 - run at once

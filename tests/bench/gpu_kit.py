@@ -16,8 +16,8 @@ import torch
 
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
+from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv_format import row_size
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
@@ -139,7 +139,7 @@ def spans_for(sizes: Sequence[tuple[int, int]], rows: int = 1, shared_pages: int
     spans = []
     for before, now in sizes:
         own = [rest.pop() for _ in range(-(-(before + now) // PAGE) - shared_pages)]
-        spans.append(BatchSpan([*common, *own], before, [1] * now, min(rows, now)))
+        spans.append(BatchSpan([[*common, *own]], before, [1] * now, min(rows, now)))
     return spans
 
 
@@ -147,10 +147,10 @@ def pages_of(spans: Sequence[BatchSpan]) -> int:
     return max(page for span in spans for page in span.pages) + 1
 
 
-def cache_for(setup: Setup, spans: Sequence[BatchSpan], layers: int, kv: torch.dtype | None = None) -> torch.Tensor:
-    """Keys and values [L, 2, KV, S, row] for the spans; what they hold is of no importance to the time."""
+def cache_for(setup: Setup, spans: Sequence[BatchSpan], layers: int, kv: torch.dtype | None = None) -> list[KVLayer]:
+    """Keys and values of each layer for the spans; what they hold is of no importance to the time."""
     kv, s = kv or setup.dtype, setup.model
-    return torch.zeros(layers, 2, s["kv"], pages_of(spans) * PAGE, row_size(kv, s["dim"], setup.device), dtype=kv, device=setup.device)
+    return [KVLayer.empty(s["kv"], pages_of(spans) * PAGE, s["dim"], kv, setup.device) for _ in range(layers)]
 
 
 def forward_times(setup: Setup, model: Decoder, spans: Sequence[BatchSpan], kv: torch.dtype | None = None, *, graph: bool = True) -> Figures:

@@ -144,7 +144,7 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
                     tables=Tables.of(host, size, setup.device), graph=graph,
                 )  # fmt: skip
                 for number, span in enumerate(spans):
-                    step.load(number, 1, before, span.pages, Draw(SamplingParams(temperature=1.0, seed=number), number), None if kind == "free" else place)
+                    step.load(number, 1, before, span.tables, Draw(SamplingParams(temperature=1.0, seed=number), number), None if kind == "free" else place)
 
                 def run(step: DeviceStep = step) -> None:
                     step.launch()
@@ -169,7 +169,7 @@ def mixed(setup: Setup, model: Decoder, box: Box) -> Figures:
             Bucket(size, len(own[0].pages), draws=False), partial(_logits, decoder), step_kernels("triton", setup.device), setup.device,
             width=model.config.vocab_size, vocab_size=model.config.vocab_size, stops=(), graph=setup.device.type == "cuda",
         )  # fmt: skip
-        runs = [Beside(BatchSpan(span.pages, before, [1] * run), number) for number, span in enumerate(own[: max(1, size // 8)])]
+        runs = [Beside(BatchSpan(span.tables, before, [1] * run), number) for number, span in enumerate(own[: max(1, size // 8)])]
         row: Figures = {"batch": size, "context": before}
         kinds: dict[str, Sequence[Beside]] = {"alone": (), f"{len(runs)} runs of {run}": runs, f"a chunk of {len(prompt.tokens)}": [Beside(prompt)]}
         for kind, beside in kinds.items():
@@ -177,12 +177,12 @@ def mixed(setup: Setup, model: Decoder, box: Box) -> Figures:
 
                 def launch(beside: Sequence[Beside] = beside, step: DeviceStep = step, loaded: Sequence[BatchSpan] = own[: len(runs)]) -> None:
                     for number, span in enumerate(loaded):
-                        step.load(number, 1, before + run - 1, span.pages, Draw(SamplingParams(temperature=0.0)), None)
+                        step.load(number, 1, before + run - 1, span.tables, Draw(SamplingParams(temperature=0.0)), None)
                     step.launch(beside)
                     step.forget()
 
                 for number, span in enumerate(own):
-                    step.load(number, 1, before, span.pages, Draw(SamplingParams(temperature=0.0)), None)
+                    step.load(number, 1, before, span.tables, Draw(SamplingParams(temperature=0.0)), None)
                 row[f"{kind}_s"] = clock(setup, launch, 5)
         found.append(row)
     return {"rows": found}

@@ -254,8 +254,8 @@ class _Tables:
     causal: bool
 
     @classmethod
-    def of(cls, batch: Batch, first_keys: torch.Tensor | None = None) -> _Tables:
-        return cls(batch.query_starts, batch.lengths, batch.pages, first_keys, batch.shape, True)
+    def of(cls, batch: Batch, table: int, first_keys: torch.Tensor | None = None) -> _Tables:
+        return cls(batch.query_starts, batch.lengths, batch.pages[table], first_keys, batch.shape, True)
 
 
 def attend(
@@ -277,7 +277,7 @@ def attend(
     launch: how it is cut; None: by rule.
     """
     launch = launch or _launch(q, layer, batch.shape)
-    rules, tables = _Rules(scale, window, softcap, sinks), _Tables.of(batch)
+    rules, tables = _Rules(scale, window, softcap, sinks), _Tables.of(batch, layer.table)
     if launch.splits == 1:
         out = _empty(q)
         _run(q, layer, batch, tables, rules, launch, out.unsqueeze(2), None if lse is None else lse.unsqueeze(2))
@@ -307,9 +307,9 @@ def attend_shared(
     groups = prefix.shape(batch.shape)
     shared, rest = launches or (_launch(q, layer, groups), _launch(q, layer, batch.shape))
     parts, part_lse = _partials(q, shared.splits + rest.splits)
-    tables = _Tables(prefix.query_starts, prefix.lengths, prefix.pages, None, groups, causal=False)
+    tables = _Tables(prefix.query_starts, prefix.lengths, prefix.pages[layer.table], None, groups, causal=False)
     _run(q, layer, batch, tables, _Rules(scale, None, softcap), shared, parts[:, :, : shared.splits], part_lse[:, :, : shared.splits])
-    tables = _Tables.of(batch, prefix.first_keys)
+    tables = _Tables.of(batch, layer.table, prefix.first_keys)
     _run(q, layer, batch, tables, _Rules(scale, None, softcap, sinks), rest, parts[:, :, shared.splits :], part_lse[:, :, shared.splits :])
     return _merged(q, parts, part_lse, lse)
 
@@ -334,10 +334,10 @@ def attend_streaming(
     """
     launch = launch or _launch(q, layer, batch.shape)
     parts, part_lse = _partials(q, 1 + launch.splits)
-    tables = _Tables(batch.query_starts, batch.lengths, batch.pages, None, batch.shape, causal=False)
+    tables = _Tables(batch.query_starts, batch.lengths, batch.pages[layer.table], None, batch.shape, causal=False)
     once = replace(launch, splits=1)
     _run(back, layer, batch, tables, _Rules(scale, window, softcap, None, sink_keys, apart=True), once, parts[:, :, :1], part_lse[:, :, :1])
-    _run(q, layer, batch, _Tables.of(batch), _Rules(scale, window, softcap, sinks, sink_keys), launch, parts[:, :, 1:], part_lse[:, :, 1:])
+    _run(q, layer, batch, _Tables.of(batch, layer.table), _Rules(scale, window, softcap, sinks, sink_keys), launch, parts[:, :, 1:], part_lse[:, :, 1:])
     return _merged(q, parts, part_lse, None)
 
 

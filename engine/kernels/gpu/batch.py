@@ -29,17 +29,23 @@ TREE_SIZE = 63
 class BatchSpan:
     """One request's share of a step: `tokens` follow `offset` keys that are in the pages already.
 
-    pages: of the whole sequence, new tokens included.   rows: logits are wanted after the last so many tokens.
+    tables: the pages of the whole sequence, new tokens included, by each of its page tables (kv_groups.py).
+    rows: logits are wanted after the last so many tokens.
     parents: of the last tokens, which are a tree of guesses (-1: the last token before them); () for none. See TokenTree.
     dropped: positions before them whose keys are no longer there (H2O): by so much a token's position is beyond its place among the keys.
     """
 
-    pages: Sequence[int]
+    tables: Sequence[Sequence[int]]
     offset: int
     tokens: Sequence[int]
     rows: int = 1
     parents: Sequence[int] = ()
     dropped: int = 0
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """The first table: that of the layers which see farthest."""
+        return self.tables[0]
 
     @property
     def length(self) -> int:
@@ -49,9 +55,9 @@ class BatchSpan:
 
 @dataclass(frozen=True, order=True)
 class BatchShape:
-    """A bucket. tokens T, requests B, pages P of one request, rows R of logits; queries: tokens of one request at most (1: all decode).
+    """A bucket. tokens T, requests B, pages P of one request by one table, rows R of logits; queries: tokens of one request at most (1: all decode).
 
-    trees: whether tokens may be guesses that branch.
+    trees: whether tokens may be guesses that branch.   tables G: page tables of a request.
     """
 
     tokens: int
@@ -60,6 +66,7 @@ class BatchShape:
     rows: int
     queries: int
     trees: bool = False
+    tables: int = 1
 
     @classmethod
     def of(cls, spans: Sequence[BatchSpan]) -> BatchShape:
@@ -71,12 +78,13 @@ class BatchShape:
             rows=sum(span.rows for span in spans),
             queries=max(len(span.tokens) for span in spans),
             trees=any(_branches(span.parents) for span in spans),
+            tables=len(spans[0].tables),
         )
 
     def holds(self, other: BatchShape) -> bool:
         """Whether a batch of the shape `other` fits, with padding."""
         mine, its = ((s.tokens, s.requests, s.pages, s.rows, s.queries, s.trees) for s in (self, other))
-        return all(a >= b for a, b in zip(mine, its, strict=True))
+        return self.tables == other.tables and all(a >= b for a, b in zip(mine, its, strict=True))
 
     @property
     def max_length(self) -> int:
@@ -88,11 +96,12 @@ class BatchShape:
 class Batch:
     """Device tensors of one bucket; int32 but for `paths`. Made by `empty`, filled by `load` or by a kernel.
 
-    token_ids, positions, slots [T]: what each token is, where it stands (rotary angle), and the slot that takes its key and value
-        (page * PAGE + place in the page; NOWHERE: none).
+    token_ids, positions [T]: what each token is, and where it stands (rotary angle).
+    slots [G, T]: the slot that takes its key and value, by each page table (page * PAGE + place in the page; NOWHERE: none).
     query_starts [B + 1]: the tokens of request b are query_starts[b] .. query_starts[b + 1].
     lengths [B]: keys of request b, those of its new tokens included; the new tokens are the last of them.
-    pages [B, P]: key j of request b lies in slot pages[b, j // PAGE] * PAGE + j % PAGE.
+    pages [G, B, P]: key j of request b lies, for the layers of table g, in slot pages[g, b, j // PAGE] * PAGE + j % PAGE. Where nobody sees it any
+        more, the page may be anything.
     rows [R]: tokens whose logits are wanted.
     tree_starts [B]: the keys from there on are a tree of guesses; = lengths where there is none.
     paths [T] int64: bit i: the token sees key tree_starts[b] + i, that is, itself or an ancestor; 0 for tokens that are no guess.
@@ -130,13 +139,14 @@ class Batch:
     def divided(self, spans: Sequence[BatchSpan], count: int) -> tuple[Batch, Batch]:
         """The first `count` requests and the others, as batches over the same memory. spans: what it was made of, without padding."""
         at = sum(len(span.tokens) for span in spans[:count])
-        tokens, requests = ("token_ids", "positions", "slots", "paths"), ("lengths", "pages", "tree_starts")
+        tokens, requests = ("token_ids", "positions", "paths"), ("lengths", "tree_starts")
         halves = []
         for own, part, starts in (
             (slice(at), slice(count), self.query_starts[: count + 1]),
             (slice(at, None), slice(count, None), self.query_starts[count:] - at),
         ):
             views = {name: getattr(self, name)[own] for name in tokens} | {name: getattr(self, name)[part] for name in requests}
+            views |= {"slots": self.slots[:, own], "pages": self.pages[:, part]}
             halves.append(replace(self, shape=BatchShape.of(spans[part]), query_starts=starts, **views))
         return halves[0], halves[1]
 
@@ -157,8 +167,8 @@ def _sizes(shape: BatchShape) -> dict[str, tuple[int, ...]]:
     """Fields in the order they lie in the block."""
     t, b = (shape.tokens,), (shape.requests,)
     return {
-        "paths": (2 * shape.tokens,), "token_ids": t, "positions": t, "slots": t, "query_starts": (shape.requests + 1,),
-        "lengths": b, "tree_starts": b, "pages": (shape.requests, shape.pages), "rows": (shape.rows,),
+        "paths": (2 * shape.tokens,), "token_ids": t, "positions": t, "slots": (shape.tables, *t), "query_starts": (shape.requests + 1,),
+        "lengths": b, "tree_starts": b, "pages": (shape.tables, *b, shape.pages), "rows": (shape.rows,),
     }  # fmt: skip
 
 
@@ -182,12 +192,12 @@ def _pack(shape: BatchShape, spans: Sequence[BatchSpan]) -> npt.NDArray[np.int32
     offsets, counts, rows = np.array([(span.offset, len(span.tokens), span.rows) for span in spans], np.int64).T
     ends, lengths, total = np.cumsum(counts), offsets + counts, int(counts.sum())
     for number, span in enumerate(spans):
-        pages = span.pages[: -(-span.length // PAGE)]
-        views["pages"][number, : len(pages)] = pages
+        count = -(-span.length // PAGE)
+        views["pages"][:, number, :count] = [table[:count] for table in span.tables]
     places = _counted(offsets, counts)
     views["token_ids"][:total] = [token for span in spans for token in span.tokens]
     views["positions"][:total] = places + np.repeat([span.dropped for span in spans], counts)
-    views["slots"][:total] = views["pages"][np.repeat(np.arange(len(spans)), counts), places // PAGE] * PAGE + places % PAGE
+    views["slots"][:, :total] = views["pages"][:, np.repeat(np.arange(len(spans)), counts), places // PAGE] * PAGE + places % PAGE
     views["query_starts"][1 : len(spans) + 1] = ends
     views["query_starts"][len(spans) + 1 :] = total
     views["lengths"][: len(spans)] = views["tree_starts"][: len(spans)] = lengths

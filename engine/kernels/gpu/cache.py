@@ -24,25 +24,27 @@ class KVLayer:
     """keys, values [KV, S, D], of equal strides; key_scales, value_scales [KV, S] bfloat16 where those are int8 or fp8, else None.
 
     A number is what is stored times its scale. Keys in int8 are mixed, and queries must be, too: see kv_format.mixed.
+    table: which of a request's page tables says in what slots its keys and values are.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+    table: int = 0
 
     @classmethod
-    def of(cls, rows: torch.Tensor) -> KVLayer:
+    def of(cls, rows: torch.Tensor, table: int = 0) -> KVLayer:
         """Views of rows [2, KV, S, row], keys first."""
         dim = row_dim(rows)
         stored = rows.view(torch.float8_e4m3fn) if rows.dtype == torch.uint8 else rows
         keys, values = stored[..., :dim]
         if stored.dtype not in LARGEST:
-            return cls(keys, values)
+            return cls(keys, values, table=table)
         if dim % SCALE_BYTES:
             raise ValueError(f"keys of {dim} bytes: the scale behind them would lie across two of its kind; 8 bits need an even number")
         key_scales, value_scales = rows.view(torch.bfloat16)[..., dim // SCALE_BYTES]
-        return cls(keys, values, key_scales, value_scales)
+        return cls(keys, values, key_scales, value_scales, table)
 
     @classmethod
     def empty(cls, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> KVLayer:

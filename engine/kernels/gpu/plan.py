@@ -47,7 +47,8 @@ class Prefix:
     """Beginnings that neighbouring requests share, for attention in two parts (cascade). Device tensors, int32.
 
     query_starts [N + 1]: tokens of group n, all of whose requests begin with the same keys; lengths [N]: how many keys (0: nothing shared).
-    pages [N, P]: their pages.   first_keys [B]: where the keys of its own begin, for each request of the batch.   queries: tokens of one group at most.
+    pages [G, N, P]: their pages, by each page table; those of layers with windows are not shared, and nobody reads them.
+    first_keys [B]: where the keys of its own begin, for each request of the batch.   queries: tokens of one group at most.
     """
 
     query_starts: torch.Tensor
@@ -58,7 +59,7 @@ class Prefix:
 
     def shape(self, batch: BatchShape) -> BatchShape:
         """That of the groups' attention, each taken for a request."""
-        return BatchShape(batch.tokens, self.lengths.shape[0], self.pages.shape[1], batch.rows, self.queries)
+        return BatchShape(batch.tokens, self.lengths.shape[0], self.pages.shape[2], batch.rows, self.queries, tables=batch.tables)
 
 
 class Part(NamedTuple):

@@ -84,7 +84,7 @@ def _by_request(
         own = slice(starts[request], starts[request + 1])
         if own.start == own.stop:
             continue
-        keys, values = layer.read(_slots(batch, request, length))
+        keys, values = layer.read(_slots(layer, batch, request, length))
         seen, apart = _seen(batch, request, own, length, window, sink_keys)
         keys, values = (torch.where((seen | apart).any(0)[None, :, None], x, 0.0) for x in (keys, values))
         scores = torch.where(apart[:, None], _scores(back[own], keys), _scores(q[own], keys)) * scale
@@ -101,7 +101,7 @@ def weigh(
     """See weigh.weigh."""
     starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
     for request, length in enumerate(lengths):
-        own, slots = slice(starts[request], starts[request + 1]), _slots(batch, request, length)
+        own, slots = slice(starts[request], starts[request + 1]), _slots(layer, batch, request, length)
         if not length:
             continue
         known = length - own.stop + own.start
@@ -117,10 +117,10 @@ def weigh(
             received.fresh[:, slots] += found
 
 
-def _slots(batch: Batch, request: int, length: int) -> torch.Tensor:
-    """[S] of a request's keys."""
+def _slots(layer: KVLayer, batch: Batch, request: int, length: int) -> torch.Tensor:
+    """[S] of a request's keys in this layer."""
     key = torch.arange(length, device=batch.lengths.device)
-    page = batch.pages[request].long()[key // PAGE].clamp(min=0)  # pages that nobody sees may be gone
+    page = batch.pages[layer.table, request].long()[key // PAGE].clamp(min=0)  # pages that nobody sees may be gone
     return page * PAGE + key % PAGE
 
 

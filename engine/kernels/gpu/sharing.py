@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.plan import Part, Prefix
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_sequence import GONE
 
-__all__ = ["LEAST_PAGES", "Arrangement", "arranged", "common_pages"]
+__all__ = ["LEAST_PAGES", "Arrangement", "arranged", "common_blocks"]
 
 FEW_TOKENS = 16
 LEAST_PAGES = 16
@@ -50,15 +52,15 @@ def arranged(spans: Sequence[BatchSpan], device: torch.device) -> Arrangement:
             by_page[span.pages[0]].append(number)
     groups = []
     for numbers in by_page.values():
-        pages = common_pages([spans[number] for number in numbers])
-        if len(numbers) > 1 and len(pages) >= LEAST_PAGES:
-            groups.append((numbers, pages))
+        blocks = common_blocks([spans[number] for number in numbers])
+        if len(numbers) > 1 and blocks >= LEAST_PAGES:
+            groups.append((numbers, blocks))
     if not groups:
         return _by_size(spans)
     grouped = {number for numbers, _ in groups for number in numbers}
     alone = [number for number in range(len(spans)) if number not in grouped]
     order = [number for numbers, _ in groups for number in numbers] + alone
-    return Arrangement(order, _prefix([([spans[number] for number in numbers], pages) for numbers, pages in (*groups, (alone, []))], device))
+    return Arrangement(order, _prefix([([spans[number] for number in numbers], blocks) for numbers, blocks in (*groups, (alone, 0))], device))
 
 
 def _by_size(spans: Sequence[BatchSpan]) -> Arrangement:
@@ -69,24 +71,33 @@ def _by_size(spans: Sequence[BatchSpan]) -> Arrangement:
     return Arrangement(few + rest, few=len(few))
 
 
-def common_pages(spans: Sequence[BatchSpan]) -> Sequence[int]:
-    """The pages that all begin with, as far as each had them full before this step."""
+def common_blocks(spans: Sequence[BatchSpan]) -> int:
+    """How many blocks all begin with, as far as each had them full before this step.
+
+    By the first table: who shares a page there shares the block's pages in all tables of layers that see equally far.
+    """
     first = spans[0].pages
     count = min(span.offset // PAGE for span in spans)
+    if GONE in first[:count]:
+        count = first.index(GONE)
     for span in spans[1:]:
         if span.pages[:count] != first[:count]:
             count = next(i for i in range(count) if span.pages[i] != first[i])
-    return first[:count]
+    return count
 
 
-def _prefix(groups: Sequence[tuple[Sequence[BatchSpan], Sequence[int]]], device: torch.device) -> Prefix:
+def _prefix(groups: Sequence[tuple[Sequence[BatchSpan], int]], device: torch.device) -> Prefix:
+    """groups: requests, and how many blocks they begin with."""
     sizes = [sum(len(span.tokens) for span in spans) for spans, _ in groups]
-    widest = max(len(pages) for _, pages in groups)
+    pages = np.zeros((len(groups[0][0][0].tables), len(groups), max(blocks for _, blocks in groups)), np.int32)
+    for number, (spans, blocks) in enumerate(groups):
+        if blocks:
+            pages[:, number, :blocks] = [table[:blocks] for table in spans[0].tables]
     tables = (
         [sum(sizes[:i]) for i in range(len(sizes) + 1)],
-        [len(pages) * PAGE for _, pages in groups],
-        [[*pages, *[0] * (widest - len(pages))] for _, pages in groups],
-        [len(pages) * PAGE for spans, pages in groups for _ in spans],
+        [blocks * PAGE for _, blocks in groups],
+        pages,
+        [blocks * PAGE for spans, blocks in groups for _ in spans],
     )
-    starts, lengths, pages, first_keys = (torch.tensor(table, dtype=torch.int32, device=device) for table in tables)
-    return Prefix(starts, lengths, pages, first_keys, max(sizes))
+    starts, lengths, shared, first_keys = (torch.tensor(table, dtype=torch.int32, device=device) for table in tables)
+    return Prefix(starts, lengths, shared, first_keys, max(sizes))

@@ -91,12 +91,12 @@ def weigh(
     have received nothing.   launch: its tiles and warps; None: by rule.
     """
     heads, dim = q.shape[1:]
-    group, shape = heads // layer.kv_heads, batch.shape
+    group, shape, pages = heads // layer.kv_heads, batch.shape, batch.pages[layer.table]
     launch = launch or launch_for(shape, heads, layer.kv_heads, dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
     _weigh[(shape.requests, triton.cdiv(shape.max_length, launch.block_n), layer.kv_heads)](
-        q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, batch.pages,
+        q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, pages,
         scale * (1.0 if softcap else _LOG2_E), softcap or 1.0, q.stride(0), q.stride(1), lse.stride(0),
-        layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, received.sums.stride(0), batch.pages.stride(0),
+        layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, received.sums.stride(0), pages.stride(0),
         GROUP=group, DIM=dim, BLOCK_D=max(16, next_power(dim)), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_Q=launch.tokens_per_tile(group),
         PAGE=PAGE, BEGIN=begin, CAPPED=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,

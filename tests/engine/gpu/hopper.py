@@ -86,9 +86,9 @@ def _usage(kernel: Any) -> dict[str, int]:
 
 def forwards() -> None:
     """A Qwen2-like decoder in bfloat16: a long prompt, a batch that decodes, a tree of guesses; and Gemma's rules with heads of 256."""
-    prompt = [BatchSpan(list(range(16)), 0, [1] * 512)]
-    decode = [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]
-    tree = [BatchSpan(list(range(64)), 2000, [1] * 9, 9, [-1, 0, 0, 1, 1, 2, 2, 3])]
+    prompt = [BatchSpan([list(range(16))], 0, [1] * 512)]
+    decode = [BatchSpan([list(range(64))], 2000 + i, [1]) for i in range(4)]
+    tree = [BatchSpan([list(range(64))], 2000, [1] * 9, 9, [-1, 0, 0, 1, 1, 2, 2, 3])]
     qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1, "bias": True}
     gemma = {
         "heads": 4, "kv": 1, "dim": 256, "hidden": 256, "inner": 512, "layers": 1, "windows": (512,), "attention_softcap": 50.0, "sandwich_norms": True,
@@ -102,13 +102,13 @@ def eight_bits() -> None:
     """The same over keys and values in whole numbers and in fp8."""
     qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1}
     for dtype in (torch.int8, torch.uint8):
-        _compile(qwen, dtype, [BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)])
+        _compile(qwen, dtype, [BatchSpan([list(range(16))], 0, [1] * 512)], [BatchSpan([list(range(64))], 2000 + i, [1]) for i in range(4)])
 
 
 def rules() -> None:
     """Windows, sinks that stay, and float32 and float16 throughout."""
     attention.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
-    prompt, decode = [BatchSpan(list(range(32)), 512, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]
+    prompt, decode = [BatchSpan([list(range(32))], 512, [1] * 512)], [BatchSpan([list(range(64))], 2000 + i, [1]) for i in range(4)]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         layer = KVLayer.empty(4, 64 * PAGE, 128, dtype)
         for spans in (prompt, decode):
@@ -125,22 +125,22 @@ def shapes() -> None:
     layer = KVLayer.empty(1, 64 * PAGE, 64, torch.bfloat16)
     for count in range(1, 8):
         for requests in (1, 2, 3, 5):
-            batch = Batch.of([BatchSpan(list(range(64)), 1000 + count, [1] * count)] * requests, "cpu")
+            batch = Batch.of([BatchSpan([list(range(64))], 1000 + count, [1] * count)] * requests, "cpu")
             qkv, angles = torch.zeros(batch.shape.tokens, 6, 64, dtype=torch.bfloat16), torch.zeros(batch.shape.tokens, 32)
-            attention.attend(triton_set.rotate_and_write(qkv, angles, angles, layer, batch.slots), layer, batch, scale=1.0)
+            attention.attend(triton_set.rotate_and_write(qkv, angles, angles, layer, batch.slots[0]), layer, batch, scale=1.0)
 
 
 def beside() -> None:
     """Adapters, and attention over a shared beginning."""
     attention.processors_of = lora.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
     down, up = torch.zeros(2, 16, 3584, dtype=torch.bfloat16), torch.zeros(2, 4608, 16, dtype=torch.bfloat16)
-    for spans in ([BatchSpan(list(range(16)), 0, [1] * 512)], [BatchSpan(list(range(64)), 2000 + i, [1]) for i in range(4)]):
+    for spans in ([BatchSpan([list(range(16))], 0, [1] * 512)], [BatchSpan([list(range(64))], 2000 + i, [1]) for i in range(4)]):
         batch = Batch.of(spans, "cpu")
         tokens, adapters = batch.shape.tokens, torch.zeros(len(spans), dtype=torch.int32)
         h = lora.shrink(torch.zeros(tokens, 3584, dtype=torch.bfloat16), down, batch, adapters)
         lora.expand(h, up, torch.ones(2), torch.zeros(tokens, 4608, dtype=torch.bfloat16), batch, adapters)
     layer, q = KVLayer.empty(4, 64 * PAGE, 128, torch.bfloat16), torch.zeros(4, 28, 128, dtype=torch.bfloat16)
-    prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 32), (4,))), queries=4)
+    prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 1, 32), (4,))), queries=4)
     attention.attend_shared(q, layer, batch, prefix, scale=1.0)
 
 
@@ -167,7 +167,7 @@ def _compile(shape: dict[str, Any], kv: torch.dtype, *batches: list[BatchSpan]) 
     data = torch.zeros(1, 2, c.num_kv_heads, 64 * PAGE, gap, dtype=kv)[..., :row]
     with torch.inference_mode():
         for spans in batches:
-            device_decoder.DeviceDecoder(model, data).forward(Batch.of(spans, "cpu"))
+            device_decoder.DeviceDecoder(model, [KVLayer.of(rows) for rows in data]).forward(Batch.of(spans, "cpu"))
 
 
 def _bfloat16(model: Decoder) -> Decoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,14 +26,14 @@ def spans_of(sizes: Sequence[tuple[int, int]], trees: Sequence[int] = (), seed: 
         own = [pages.pop() for _ in range(-(-(offset + count) // PAGE))]
         guesses = trees[number] if trees else 0
         parents = [rng.randrange(-1, i) if i else -1 for i in range(guesses)]
-        spans.append(BatchSpan(own, offset, [rng.randrange(100) for _ in range(count)], 1, parents))
+        spans.append(BatchSpan([own], offset, [rng.randrange(100) for _ in range(count)], 1, parents))
     return spans
 
 
 def batch_of(spans: Sequence[BatchSpan], padding: int = 0) -> Batch:
     """With so many tokens, requests, pages and rows of padding."""
     s = BatchShape.of(spans)
-    batch = Batch.empty(BatchShape(s.tokens + padding, s.requests + padding, s.pages + padding, s.rows + padding, s.queries, s.trees), DEVICE)
+    batch = Batch.empty(replace(s, tokens=s.tokens + padding, requests=s.requests + padding, pages=s.pages + padding, rows=s.rows + padding), DEVICE)
     batch.load(spans)
     return batch
 

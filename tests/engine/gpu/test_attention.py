@@ -104,9 +104,10 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 def test_a_shared_beginning_is_attended_to_once_for_all() -> None:
     """Two requests share two pages, the next one nothing, and two more one page; equal to each attending to all its keys by itself."""
     own = spans_of([(2 * PAGE + 3, 2), (2 * PAGE, 1), (5, 3), (PAGE + 1, 1), (PAGE, 4)])
-    spans = [own[0], replace(own[1], pages=[*own[0].pages[:2], own[1].pages[2]]), own[2], own[3], replace(own[4], pages=[own[3].pages[0], own[4].pages[1]])]
+    second, last = [*own[0].pages[:2], own[1].pages[2]], [own[3].pages[0], own[4].pages[1]]
+    spans = [own[0], replace(own[1], tables=[second]), own[2], own[3], replace(own[4], tables=[last])]
     batch, layer = batch_of(spans, padding=2), random_layer(spans, 2, 16)
-    tables = [[0, 3, 6, 11], [2 * PAGE, 0, PAGE], [own[0].pages[:2], [0, 0], [own[3].pages[0], 0]], [2 * PAGE, 2 * PAGE, 0, PAGE, PAGE, 0, 0]]
+    tables = [[0, 3, 6, 11], [2 * PAGE, 0, PAGE], [[own[0].pages[:2], [0, 0], [own[3].pages[0], 0]]], [2 * PAGE, 2 * PAGE, 0, PAGE, PAGE, 0, 0]]
     prefix = Prefix(*(torch.tensor(table, dtype=torch.int32, device=DEVICE) for table in tables), queries=5)
     q, sinks, scale = queries(batch, 4, 16), torch.tensor([0.5, -3.0, 2.0, 0.0], device=DEVICE), 0.5
     want, want_lse = oracle(q, layer, spans, scale, softcap=4.0, sinks=sinks)

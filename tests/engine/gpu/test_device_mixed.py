@@ -11,7 +11,7 @@ from agentkit.engine import scheduler
 from agentkit.engine.device import step as device_step
 from agentkit.engine.device.beside import Beside, Ragged
 from agentkit.engine.device.runner import DeviceRunner
-from agentkit.engine.kernels.gpu.batch import BatchSpan
+from agentkit.engine.kernels.gpu.batch import BatchShape, BatchSpan
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.kv_policy import Reach
@@ -136,8 +136,8 @@ def test_a_miss_does_not_compute_a_prompt_twice() -> None:
 
 
 def test_a_room_holds_spans_of_places_alone() -> None:
-    room = Ragged.room(32, 4, 8, torch.device("cpu"))
-    run = BatchSpan([1, 2], PAGE, [1, 2, 3])
+    room = Ragged.room(32, BatchShape(4, 4, 8, 4, 1), torch.device("cpu"))
+    run = BatchSpan([[1, 2]], PAGE, [1, 2, 3])
     assert room.holds([Beside(run, 2)])
     assert not room.holds([Beside(run)])
     assert not room.holds([Beside(run, 2)] * 5)

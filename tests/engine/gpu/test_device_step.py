@@ -44,8 +44,8 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
         bucket, forward, step_kernels(kernels, torch.device(device)), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
         tables=Tables.of(host, 4, device), graph=graph, memory=memory,
     )  # fmt: skip
-    step.load(0, 7, PAGE - 2, [3, 5], Draw(SAMPLED, seed=1, written=[7]), place)
-    step.load(2, 9, 4, [6], Draw(SamplingParams(temperature=0.0)), None)
+    step.load(0, 7, PAGE - 2, [[3, 5]], Draw(SAMPLED, seed=1, written=[7]), place)
+    step.load(2, 9, 4, [[6]], Draw(SamplingParams(temperature=0.0)), None)
     return step
 
 
@@ -63,7 +63,7 @@ def test_a_step_leaves_the_next_one_s_input() -> None:
     assert batch.token_ids[[0, 2]].tolist() == third[:2]
     assert batch.positions.tolist() == [PAGE + 1, 0, 7, 0]
     assert batch.lengths.tolist() == [PAGE + 2, 0, 8, 0]
-    assert batch.slots.tolist() == [5 * PAGE + 1, NOWHERE, 6 * PAGE + 7, NOWHERE]
+    assert batch.slots.tolist() == [[5 * PAGE + 1, NOWHERE, 6 * PAGE + 7, NOWHERE]]
     assert step.sampling.positions[0] == 3
     assert step.sampling.history is not None
     assert int(step.sampling.history[0].sum()) == 2 * 4
@@ -77,7 +77,7 @@ def test_nobody_is_in_a_place_that_was_retired() -> None:
     before = step.batch.token_ids.tolist()
     results(step, 1)
     assert step.batch.token_ids.tolist()[0] == before[0]
-    assert step.batch.slots[0] == NOWHERE
+    assert step.batch.slots[0, 0] == NOWHERE
     assert step.status.tolist() == [STOPPED, STOPPED, FINE, STOPPED]
 
 
@@ -87,9 +87,9 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     step = step_on("cpu", graph=False, kernels="reference")
     got = results(step, 2)
     step._rehearse(None)
-    step._rehearse(Ragged.room(8, 4, 8, torch.device("cpu")))
+    step._rehearse(Ragged.room(8, step.batch.shape, torch.device("cpu")))
     assert got + results(step, 2) == want
-    assert step.batch.slots[2] != NOWHERE
+    assert step.batch.slots[0, 2] != NOWHERE
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def span(pages: list[int], offset: int, count: int = 1) -> BatchSpan:
-    return BatchSpan(pages, offset, [0] * count)
+    return BatchSpan([pages], offset, [0] * count)
 
 
 def test_groups_are_found_and_lie_side_by_side() -> None:
@@ -42,7 +42,7 @@ def test_groups_are_found_and_lie_side_by_side() -> None:
     assert prefix is not None
     assert prefix.query_starts.tolist() == [0, 4, 8, 15]
     assert prefix.lengths.tolist() == [enough + PAGE, enough, 0]
-    assert prefix.pages.tolist() == [common[:-1], [*other, 0], [0] * (LEAST_PAGES + 1)]
+    assert prefix.pages.tolist() == [[common[:-1], [*other, 0], [0] * (LEAST_PAGES + 1)]]
     assert prefix.first_keys.tolist() == [enough + PAGE] * 3 + [enough] * 2 + [0]
     assert prefix.queries == 7
 
@@ -72,7 +72,7 @@ def test_requests_of_few_tokens_come_before_long_prompts() -> None:
         alone = Batch.of(own, CPU)
         for name in ("token_ids", "positions", "slots", "paths", "query_starts", "lengths", "tree_starts"):
             assert torch.equal(getattr(part, name), getattr(alone, name)), name
-        assert torch.equal(part.pages[:, : alone.pages.shape[1]], alone.pages)
+        assert torch.equal(part.pages[..., : alone.shape.pages], alone.pages)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
