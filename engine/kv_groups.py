@@ -18,7 +18,7 @@ from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 
 CHUNK = 512
-"""Tokens that a sequence may be given room for at once, beside what it keeps."""
+"""Tokens that a sequence may be given room for at once, beside what it keeps, where a step takes no more."""
 MOST_TABLES = 8
 """Page tables of a sequence, of all groups together: each costs the host some work for every page."""
 
@@ -34,6 +34,7 @@ class Group:
 
     layers: their numbers.   tables: the numbers of their page tables; each has the next `width` of the layers.
     kept: positions that a token sees in any of them, its own included; None: all.   sinks, budget: see kv_policy.Reach.
+    chunk: tokens that a sequence is given room for at once, at most.
     """
 
     layers: tuple[int, ...]
@@ -41,6 +42,7 @@ class Group:
     kept: int | None = None
     sinks: int = 0
     budget: int | None = None
+    chunk: int = CHUNK
 
     def lowest(self, position: int) -> int:
         """The first key, sinks apart, that a token at `position` sees in any of these layers."""
@@ -56,7 +58,7 @@ class Group:
             return pages_for(min(tokens, self.budget))
         if self.kept is None:
             return pages_for(tokens)
-        return min(pages_for(tokens), pages_for(self.sinks) + pages_for(self.kept + CHUNK) + 1)
+        return min(pages_for(tokens), pages_for(self.sinks) + pages_for(self.kept + self.chunk) + 1)
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,15 @@ class PageGroups:
         return sum(len(group.tables) * group.most_blocks(tokens) for group in self.groups)
 
 
-def together(layers: int, reach: Reach | None = None) -> PageGroups:
-    """One table for all layers."""
+def together(layers: int, reach: Reach | None = None, chunk: int = CHUNK) -> PageGroups:
+    """One table for all layers.   chunk: see Group."""
     reach = reach or Reach()
-    return PageGroups(layers, (Group(tuple(range(layers)), range(1), reach.kept, reach.sinks, reach.budget),))
+    return PageGroups(layers, (Group(tuple(range(layers)), range(1), reach.kept, reach.sinks, reach.budget, chunk),))
 
 
-def by_window(reach: Reach, layers: int, context: int) -> PageGroups:
-    """Two groups where that saves memory for a text of `context` tokens, else one."""
-    whole = together(layers, reach)
+def by_window(reach: Reach, layers: int, context: int, chunk: int = CHUNK) -> PageGroups:
+    """Two groups where that saves memory for a text of `context` tokens, else one.   chunk: see Group."""
+    whole = together(layers, reach, chunk)
     widest = context if reach.kept is None else min(reach.kept, context)
     near = tuple(i for i, window in enumerate(reach.windows) if window is not None and window < widest)
     far = tuple(i for i in range(layers) if i not in near)
@@ -107,5 +109,5 @@ def by_window(reach: Reach, layers: int, context: int) -> PageGroups:
         return whole
     a, b, width = min(fitting, key=lambda each: (sum(each[:2]) * each[2], -each[2]))  # as little padding as can be, then as few tables
     kept = max(window for i in near if (window := reach.windows[i]) is not None)
-    apart = PageGroups(width, (Group(far, range(a), reach.kept), Group(near, range(a, a + b), kept)))
+    apart = PageGroups(width, (Group(far, range(a), reach.kept, chunk=chunk), Group(near, range(a, a + b), kept, chunk=chunk)))
     return apart if width * apart.most_pages(context) < layers * whole.most_pages(context) else whole

@@ -1,5 +1,5 @@
 """Layers that see less than others keep pages of their own: which layers share a table, what is held, and that prefixes, forks, drafts, pins
-and files stay right when either group's pages are gone."""
+and files stay right when either group's pages are gone. On a CPU by its kernels and by torch, and by what a device runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.library import supported
 from agentkit.engine.kv import KVPool, KVSequence, KVShape
-from agentkit.engine.kv_groups import PageGroups, by_window, pages_for
+from agentkit.engine.kv_groups import PageGroups, by_window, pages_for, together
 from agentkit.engine.kv_policy import Policy, Reach, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.prefix_file import load_prefixes, save_prefixes
@@ -29,6 +30,21 @@ LENGTH = 400
 def machine_for(model: Decoder, policy: str | Policy = "auto", **options: Any) -> Machine:
     """With a group of tables for each kind of layer: two with windows, of 64 positions at most, one without."""
     return Machine(model, policy, groups=by_window(reach_of(policy, model.config), model.config.num_layers, 4096), **options)
+
+
+def takes(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where the CPU's kernels cannot run, and turns them off where they shall not."""
+    if route in ("torch", "device"):
+        monkeypatch.setattr("agentkit.engine.attention.supported", lambda: False)
+    elif not supported():
+        pytest.skip("this processor has no AVX2, FMA and F16C")
+
+
+def over_a_device(machine: Machine, route: str) -> Machine:
+    """With the device's runner where that is the route; its kernels' references in torch."""
+    if route == "device":
+        machine.runner = DeviceRunner(machine.model, machine.pool, "reference")  # type: ignore[assignment]
+    return machine
 
 
 def gemma(layers: int, windows: int, context: int = 32_768, every: int = 6) -> PageGroups:
@@ -59,16 +75,22 @@ def test_layers_stay_together_where_nothing_is_saved() -> None:
     assert halves.most_pages(8192) == 256 + 145
 
 
-@pytest.mark.parametrize("route", ["whole forward", "attention", "torch"])
+def test_where_steps_are_large_a_window_needs_room_for_them() -> None:
+    reach = Reach(windows=tuple(None if (i + 1) % 6 == 0 else 512 for i in range(18)))
+    groups = by_window(reach, 18, 32_768, chunk=8192)  # a GPU's steps
+    assert groups.most_pages(32_768) == 1024 + 5 * 273
+    assert groups.most_pages(32_768) * groups.width < 0.4 * 18 * 1024
+    assert by_window(reach, 18, 8192, chunk=8192).tables == 1
+    assert together(18, Reach(window=512), chunk=2048).most_pages(32_768) == 81
+
+
+@pytest.mark.parametrize("route", ["whole forward", "attention", "torch", "device"])
 def test_logits_and_pages_of_long_texts(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In ragged spans side by side, in a memory where freed pages are used again; the widest window alone counts."""
-    if route == "torch":
-        monkeypatch.setattr("agentkit.engine.attention.supported", lambda: False)
-    elif not supported():
-        pytest.skip("this processor has no AVX2, FMA and F16C")
+    takes(route, monkeypatch)
     packed, plain = quantised(decoder(**{**VARIANTS["gemma"], "windows": WINDOWS}))
     texts = [tokens(LENGTH, 128, 1), tokens(LENGTH - 45, 128, 2)]
-    machine = machine_for(packed if route == "whole forward" else plain, pages=13, prefix_caching=False)
+    machine = over_a_device(machine_for(packed if route == "whole forward" else plain, pages=13, prefix_caching=False), route)
     sequences = [machine.pool.start(ids, room=LENGTH) for ids in texts]
     found = in_ragged_spans(machine, sequences, texts, lambda length: pages_for(length) + 2 * (64 // 32 + 1))
     for rows, ids in zip(found, texts, strict=True):
@@ -185,13 +207,10 @@ def test_others_take_over_what_was_computed_meanwhile() -> None:
     right(machine, model, later, ids)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-def test_trees_of_guesses(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kernels:
-        monkeypatch.setattr("agentkit.engine.attention.supported", lambda: False)
-    elif not supported():
-        pytest.skip("this processor has no AVX2, FMA and F16C")
-    model, ids, machine = decoder(windows=WINDOWS), tokens(200, 128), machine_for(decoder(windows=WINDOWS))
+@pytest.mark.parametrize("route", ["kernels", "torch", "device"])
+def test_trees_of_guesses(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes(route, monkeypatch)
+    model, ids, machine = decoder(windows=WINDOWS), tokens(200, 128), over_a_device(machine_for(decoder(windows=WINDOWS)), route)
     sequence = machine.pool.start(ids)
     machine.run((sequence, ids[:150]))
     draft = TokenTree.chain((7, 9))
@@ -278,19 +297,16 @@ def test_admission_counts_windows_once() -> None:
     assert pool.capacity == (1300 - 5 * 33) * 32
 
 
-@pytest.mark.parametrize(("kernels", "policy"), [(True, "auto"), (False, "auto"), (True, Window(150))], ids=str)
+@pytest.mark.parametrize(("route", "policy"), [("kernels", "auto"), ("torch", "auto"), ("kernels", Window(150)), ("device", "auto")], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_events(seed: int, kernels: bool, policy: str | Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_events(seed: int, route: str, policy: str | Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that begin alike grow, fork, end, are pinned and cut back in a memory too small for them; every logit is that of plain attention."""
-    if not kernels:
-        monkeypatch.setattr("agentkit.engine.attention.supported", lambda: False)
-    elif not supported():
-        pytest.skip("this processor has no AVX2, FMA and F16C")
+    takes(route, monkeypatch)
     model, chance = decoder(windows=WINDOWS, hidden=32, dim=16, heads=2, kv=1, inner=32), random.Random(seed)
     stem = tokens(260, 128, 9)
     texts = [[*stem[:cut], *tokens(LENGTH - cut, 128, cut)] for cut in (0, 37, 128, 200, 260)]
     wanted = [alone(model, ids, policy) for ids in texts]
-    machine = machine_for(model, policy, pages=14)
+    machine = over_a_device(machine_for(model, policy, pages=14), route)
     pool = machine.pool
     live: list[tuple[KVSequence, int]] = []
     pins: list[Node] = []

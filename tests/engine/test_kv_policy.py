@@ -66,7 +66,7 @@ class Machine:
     """A model with a small pool, run by hand; every invariant is checked after each step."""
 
     def __init__(self, model: Decoder, policy: str | Policy, *, pages: int = 40, kv: torch.dtype = torch.float32, **options: Any) -> None:
-        c = model.config
+        c, self.model = model.config, model
         shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, kv)
         self.pool = KVPool(shape, pages * shape.bytes_per_page, reach=reach_of(policy, c), **options)
         if kv.is_floating_point:

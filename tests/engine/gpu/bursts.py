@@ -8,6 +8,7 @@ from typing import Any
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.decoding import DeviceDecoding
 from agentkit.engine.device.runner import DeviceRunner
+from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.grammars import Grammar, Vocabulary
@@ -37,18 +38,23 @@ GRAMMARS = {
 
 
 class DeviceBench(Bench):
-    """A Bench whose scheduler decodes in bursts. bursts: what each gave.   over_the_host: spans of each step that was computed there."""
+    """A Bench whose scheduler decodes in bursts. bursts: what each gave.   over_the_host: spans of each step that was computed there.
 
-    def __init__(self, model: TinyDecoder, *, burst: bool = True, limits: Limits | None = None, **options: Any) -> None:
-        kernels = options.pop("kernels", "reference")
-        pool_options = {key: options.pop(key) for key in ("pages", "reach") if key in options}
+    kernels: of sampling and grammars.   forward: of the model.
+    """
+
+    def __init__(
+        self, model: TinyDecoder | Decoder, *, burst: bool = True, limits: Limits | None = None, kernels: str = "reference", forward: str = "reference",
+        **options: Any,
+    ) -> None:  # fmt: skip
+        pool_options = {key: options.pop(key) for key in ("pages", "reach", "groups", "kv") if key in options}
         make = options.pop("speculator", None)
         speculator = make() if make is not None else None
-        super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, "reference"), limits=limits, speculator=speculator, **pool_options)
+        super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, forward), limits=limits, speculator=speculator, **pool_options)
         self.bursts: list[Any] = []
         self.over_the_host: list[int] = []
         if burst:
-            runner = DeviceRunner(model, self.pool, "reference")  # type: ignore[arg-type]
+            runner = DeviceRunner(model, self.pool, forward)
             execute = runner.execute
 
             def counted(spans: Any) -> Any:
