@@ -82,6 +82,6 @@ def _pool(loaded: LoadedModel, config: EngineConfig, chunk: int, progress: Progr
     reach = reach_of(kv, c, standard=config.attention == "standard")
     context = config.max_context or c.max_position
     groups = by_window(reach, c.num_layers, context, chunk)
-    enough = 2 * config.max_running * groups.most_pages(context) * groups.width * shape.bytes_per_page // shape.layers
+    enough = 2 * config.max_running * groups.most_pages(context) * shape.page_bytes(groups)
     budget = kv_bytes(config.kv_memory, model.device, enough)
     return KVPool(shape, budget, prefix_caching=config.prefix_caching, reach=reach, groups=groups)

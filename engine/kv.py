@@ -226,13 +226,15 @@ class KVPool:
             self.memory.store.move([slots[node] for node, _ in moved], [slots[place] for _, place in moved])
         self.commit(sequence, token_ids)
 
+    def can_truncate(self, sequence: KVSequence, length: int) -> bool:
+        """Whether a sequence still has all that it takes to go on after its first `length` tokens."""
+        seen = (group.first_block(length) >= first for group, first in zip(self.groups.groups, sequence.first_blocks, strict=True))
+        return sequence.dropped <= length <= sequence.length and all(seen)
+
     def truncate(self, sequence: KVSequence, length: int) -> None:
-        """Forgets everything from position `length` on; whole pages behind it are given back."""
-        if not sequence.dropped <= length <= sequence.length:
-            raise IndexError(f"cannot truncate a sequence of {sequence.length} tokens to {length}")
-        for group, first in zip(self.groups.groups, sequence.first_blocks, strict=True):
-            if group.first_block(length) < first:
-                raise IndexError(f"cannot truncate to {length} tokens: pages up to position {first * PAGE} are gone")
+        """Forgets everything from position `length` on; whole pages behind it are given back. Raises IndexError where that leaves too little."""
+        if not self.can_truncate(sequence, length):
+            raise IndexError(f"a sequence of {sequence.length} tokens cannot be cut to {length}: it is shorter, or pages that the next token sees are gone")
         del sequence.tokens[length:]
         del sequence.nodes[length // PAGE :]
         self.memory.cut(sequence, pages_for(length))

@@ -44,6 +44,10 @@ class KVShape:
         """Of pages that hold all layers."""
         return self.bytes_per_token * PAGE
 
+    def page_bytes(self, groups: PageGroups) -> int:
+        """Of a page that holds the layers of one table."""
+        return self.bytes_per_page // self.layers * groups.width
+
 
 class KVSequence:
     """Keys and values of the tokens `tokens`, positions 0, 1, ...; made by KVPool only.

@@ -25,7 +25,7 @@ class KVStore:
 
     def __init__(self, shape: KVShape, groups: PageGroups, budget: int) -> None:
         self._groups = groups
-        self.page_bytes = shape.bytes_per_page // shape.layers * groups.width
+        self.page_bytes = shape.page_bytes(groups)
         self.page_count = max(1, budget // self.page_bytes)
         slots = self.page_count * PAGE  # untouched memory is not taken from the machine
         try:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from agentkit.cache_folder import cache_root
 from agentkit.engine.device.runner import runner_for
 from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv_groups import by_window
+from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.speculation.draft_model import DraftModelProposer
 from agentkit.engine.speculation.lookahead import LookaheadProposer
@@ -70,8 +72,9 @@ def _draft_model(spec: str, target: LoadedModel, size: int, cache_dir: Path | No
         what = f"token {differ} is not the same" if differ is not None else f"it has {len(theirs)} tokens, not {size}"
         raise EngineError(f"{spec!r} cannot draft for {target.name!r}: their vocabularies differ ({what}); choose a model of the same family")
     c = draft.config
-    shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, draft.model.dtype, draft.model.device)
-    pool = KVPool(shape, 4 * c.max_position * shape.bytes_per_token)
+    shape, reach = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, draft.model.dtype, draft.model.device), reach_of("auto", c)
+    groups = by_window(reach, c.num_layers, c.max_position)
+    pool = KVPool(shape, 4 * groups.most_pages(c.max_position) * shape.page_bytes(groups), reach=reach, groups=groups)
     return DraftModelProposer(runner_for(draft.model, pool), pool, size, target.tokenizer.stop_token_ids, c.max_position)
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from agentkit.engine.kv import KVPool, KVSequence
+from agentkit.engine.kv_groups import CHUNK
 from agentkit.engine.prefix_node import common_prefix
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.sampling import sample
@@ -20,7 +21,6 @@ from agentkit.engine.speculation.proposer import Draftable
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 from agentkit.errors import AgentKitError
 
-CHUNK = 512  # tokens of a prompt per forward of the draft model
 LEAST = 0.1  # probability of a guess below which a draft ends
 
 
@@ -41,23 +41,31 @@ class Guesser(Protocol):
 
 
 class SequenceGuesser:
-    """A model with a pool of its own. Holds one sequence, rewound to what the request really said."""
+    """A model with a pool of its own. Holds one sequence, rewound to what the request really said; where windows have left what that takes, one anew."""
 
     def __init__(self, runner: Runner, pool: KVPool) -> None:
         self._runner, self._pool = runner, pool
         self._sequence: KVSequence | None = None
 
     def known(self, tokens: Sequence[int]) -> Logits | None:
+        if self._sequence is not None and not self._rewound(self._sequence, tokens):
+            self.close()  # the prefix cache keeps what it computed
         if self._sequence is None:
             self._sequence = self._pool.start(list(tokens))
-        sequence = self._sequence
-        self._pool.truncate(sequence, min(common_prefix(sequence.tokens, tokens), len(tokens) - 1))
-        logits = None
+        sequence, logits = self._sequence, None
         while sequence.length < len(tokens):
             logits = self._append(tokens[sequence.length : sequence.length + CHUNK])
             if logits is None:
                 return None
         return logits
+
+    def _rewound(self, sequence: KVSequence, tokens: Sequence[int]) -> bool:
+        """Cuts a sequence to what is known, but for the last token, where it can go on from there."""
+        length = min(common_prefix(sequence.tokens, tokens), len(tokens) - 1)
+        if not self._pool.can_truncate(sequence, length):
+            return False
+        self._pool.truncate(sequence, length)
+        return True
 
     def guess(self, tokens: Sequence[int]) -> Logits | None:
         return self._append(tokens)

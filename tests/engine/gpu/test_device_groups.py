@@ -24,13 +24,14 @@ from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.request import Request
 from agentkit.engine.runner import Runner, Span, TorchRunner
 from agentkit.engine.scheduler import Limits
+from agentkit.engine.speculation.draft_model import SequenceGuesser
 from agentkit.engine.speculation.ngram import NgramProposer
 from agentkit.engine.speculation.pace import Pace, StepCosts
 from agentkit.engine.speculation.speculator import Speculator
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, outputs
 from tests.engine.kernels.models import VARIANTS, decoder, tokens
 from tests.engine.loaded import loaded_model
-from tests.engine.test_kv_groups import machine_for
+from tests.engine.test_kv_groups import alone, machine_for
 from tests.engine.test_kv_policy import in_ragged_spans
 from tests.engine.tiny import WIDTH, Bench
 
@@ -189,6 +190,27 @@ def test_guesses_are_verified_beside() -> None:
     asked = [{"prompt": [7, 8] * 40, "max_tokens": 40}, WANTED[1]]
     requests, _ = both(gemma(vocabulary=WIDTH, logit_softcap=None), asked, speculator=lambda: Speculator(NgramProposer(), Pace(StepCosts())))
     assert requests[0].drafted > 0
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_a_draft_model_gives_pages_back_and_is_rewound_all_the_same(device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a page has left the window by guesses that are not to count, the text is taken up again from the prefix cache."""
+    model, ids, ended = gemma(), tokens(150, 128, 4), list[int]()
+    wanted = alone(model, ids)
+    pool = machine_for(model, pages=9).pool
+    guesser = SequenceGuesser(DeviceRunner(model, pool, "reference") if device else TorchRunner(model, pool, threads=1), pool)
+    release = pool.release
+    monkeypatch.setattr(pool, "release", lambda sequence: ended.append(sequence.length) or release(sequence))  # type: ignore[func-returns-value]
+    for known in range(20, 150, 2):
+        logits = guesser.known(ids[:known])
+        assert logits is not None
+        assert np.abs(logits - wanted[known - 1].numpy()).max() < 1e-3 * wanted.abs().max()
+        assert guesser.guess([1, 2, 3, 4, 5]) is not None
+        pool.check_invariants()
+    assert 0 < len(ended) < 20
+    assert len(guesser._sequence.held) <= 5 + 2 * 4  # type: ignore[union-attr]
+    guesser.close()
+    assert pool.live_sequences == 0
 
 
 @pytest.mark.slow
