@@ -13,7 +13,7 @@ from agentkit.engine.advance import Advancer
 from agentkit.engine.device.decoding import decoding_for
 from agentkit.engine.device.runner import runner_for
 from agentkit.engine.kv import KVPool, KVShape
-from agentkit.engine.kv_groups import CHUNK, by_window
+from agentkit.engine.kv_groups import by_window
 from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
@@ -55,7 +55,7 @@ def scheduler_for(loaded: LoadedModel, config: EngineConfig, metrics: Metrics, p
     model, standard = loaded.model, config.attention == "standard"
     share = GPU_SHARE if model.device.type == "cuda" else 1
     limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
-    pool = _pool(loaded, config, max(CHUNK, limits.step_tokens, limits.mixed_step_tokens), progress)
+    pool = _pool(loaded, config, max(limits.step_tokens, limits.mixed_step_tokens), progress)
     runner = runner_for(model, pool, config.threads, standard=standard)
     warm_up_device(runner, progress)
     stops = loaded.tokenizer.stop_token_ids
@@ -71,8 +71,8 @@ def _load(model: str | Path, config: EngineConfig, progress: Progress | None) ->
     return load_model(model, device=config.device, dtype=dtype, max_context=config.max_context, cache_dir=config.cache_dir, progress=progress)
 
 
-def _pool(loaded: LoadedModel, config: EngineConfig, chunk: int, progress: Progress | None) -> KVPool:
-    """Memory for keys and values as `config.kv` says, and on a CPU the kernels that read them.   chunk: tokens of a step at most."""
+def _pool(loaded: LoadedModel, config: EngineConfig, step_tokens: int, progress: Progress | None) -> KVPool:
+    """Memory for keys and values as `config.kv` says, and on a CPU the kernels that read them.   step_tokens: at most."""
     model, c, kv = loaded.model, loaded.config, config.kv
     packed = isinstance(model, PackedDecoder)
     held = kv_type(kv if isinstance(kv, str) else kv.format, model.dtype, blocks=packed)
@@ -81,7 +81,7 @@ def _pool(loaded: LoadedModel, config: EngineConfig, chunk: int, progress: Progr
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, held, model.device)
     reach = reach_of(kv, c, standard=config.attention == "standard")
     context = config.max_context or c.max_position
-    groups = by_window(reach, c.num_layers, context, chunk)
+    groups = by_window(reach, c.num_layers, context).in_steps_of(step_tokens)
     enough = 2 * config.max_running * groups.most_pages(context) * shape.page_bytes(groups)
     budget = kv_bytes(config.kv_memory, model.device, enough)
     return KVPool(shape, budget, prefix_caching=config.prefix_caching, reach=reach, groups=groups)

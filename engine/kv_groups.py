@@ -8,7 +8,7 @@ its pages back on its own. All pages are of one size and come from one store, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -84,20 +84,24 @@ class PageGroups:
         """The same as a table for kernels [L, 2]."""
         return np.array(self.places, np.int64)
 
+    def in_steps_of(self, tokens: int) -> PageGroups:
+        """The same groups where a sequence is given room for so many tokens at once."""
+        return replace(self, groups=tuple(replace(group, chunk=max(CHUNK, tokens)) for group in self.groups))
+
     def most_pages(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most at any time, by all tables."""
         return sum(len(group.tables) * group.most_blocks(tokens) for group in self.groups)
 
 
-def together(layers: int, reach: Reach | None = None, chunk: int = CHUNK) -> PageGroups:
-    """One table for all layers.   chunk: see Group."""
+def together(layers: int, reach: Reach | None = None) -> PageGroups:
+    """One table for all layers."""
     reach = reach or Reach()
-    return PageGroups(layers, (Group(tuple(range(layers)), range(1), reach.kept, reach.sinks, reach.budget, chunk),))
+    return PageGroups(layers, (Group(tuple(range(layers)), range(1), reach.kept, reach.sinks, reach.budget),))
 
 
-def by_window(reach: Reach, layers: int, context: int, chunk: int = CHUNK) -> PageGroups:
-    """Two groups where that saves memory for a text of `context` tokens, else one.   chunk: see Group."""
-    whole = together(layers, reach, chunk)
+def by_window(reach: Reach, layers: int, context: int) -> PageGroups:
+    """Two groups where that saves memory for a text of `context` tokens, else one."""
+    whole = together(layers, reach)
     widest = context if reach.kept is None else min(reach.kept, context)
     near = tuple(i for i, window in enumerate(reach.windows) if window is not None and window < widest)
     far = tuple(i for i in range(layers) if i not in near)
@@ -109,5 +113,5 @@ def by_window(reach: Reach, layers: int, context: int, chunk: int = CHUNK) -> Pa
         return whole
     a, b, width = min(fitting, key=lambda each: (sum(each[:2]) * each[2], -each[2]))  # as little padding as can be, then as few tables
     kept = max(window for i in near if (window := reach.windows[i]) is not None)
-    apart = PageGroups(width, (Group(far, range(a), reach.kept, chunk=chunk), Group(near, range(a, a + b), kept, chunk=chunk)))
+    apart = PageGroups(width, (Group(far, range(a), reach.kept), Group(near, range(a, a + b), kept)))
     return apart if width * apart.most_pages(context) < layers * whole.most_pages(context) else whole

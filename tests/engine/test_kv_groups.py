@@ -77,11 +77,12 @@ def test_layers_stay_together_where_nothing_is_saved() -> None:
 
 def test_where_steps_are_large_a_window_needs_room_for_them() -> None:
     reach = Reach(windows=tuple(None if (i + 1) % 6 == 0 else 512 for i in range(18)))
-    groups = by_window(reach, 18, 32_768, chunk=8192)  # a GPU's steps
+    groups = by_window(reach, 18, 32_768).in_steps_of(8192)  # a GPU's steps
     assert groups.most_pages(32_768) == 1024 + 5 * 273
     assert groups.most_pages(32_768) * groups.width < 0.4 * 18 * 1024
-    assert by_window(reach, 18, 8192, chunk=8192).tables == 1
-    assert together(18, Reach(window=512), chunk=2048).most_pages(32_768) == 81
+    assert by_window(reach, 18, 8192).in_steps_of(8192).most_pages(8192) * groups.width == 18 * 256  # no more than together
+    assert together(18, Reach(window=512)).in_steps_of(2048).most_pages(32_768) == 81
+    assert groups.in_steps_of(64) == by_window(reach, 18, 32_768)
 
 
 @pytest.mark.parametrize("route", ["whole forward", "attention", "torch", "device"])

@@ -21,6 +21,7 @@ from agentkit.engine.kv import KVPool, KVSequence, KVShape
 from agentkit.engine.kv_groups import PageGroups, by_window
 from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.loader import load_model
 from agentkit.engine.request import Request
 from agentkit.engine.runner import Runner, Span, TorchRunner
 from agentkit.engine.scheduler import Limits
@@ -31,9 +32,12 @@ from agentkit.engine.speculation.speculator import Speculator
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, outputs
 from tests.engine.kernels.models import VARIANTS, decoder, tokens
 from tests.engine.loaded import loaded_model
+from tests.engine.models.fixtures import gemma3_folder
 from tests.engine.test_kv_groups import alone, machine_for
 from tests.engine.test_kv_policy import in_ragged_spans
 from tests.engine.tiny import WIDTH, Bench
+
+__all__ = ["gemma3_folder"]
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
 SMALL: dict[str, Any] = {"heads": 2, "kv": 1, "hidden": 32, "inner": 32}
@@ -117,6 +121,31 @@ def test_a_beginning_is_shared_by_the_layers_that_see_it_all(kernels: str, monke
     assert [prefix.lengths.tolist() for prefix in prefixes] == [[2 * PAGE, 0]]
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_gemma_3_over_more_than_its_window(gemma3_folder: Path) -> None:
+    """The real model: a text of 1,300 tokens, of which 15 of the 18 layers see 512, then tokens of its own; logits and pages are the CPU's."""
+    model, rows = load_model(gemma3_folder, device="cpu", dtype="float32"), []
+    ids = model.tokenizer.encode("The tide comes in twice a day, and nobody in the village asks why. " * 90, bos=True)[:1300]
+    c = model.config
+    shape, reach = KVShape(c.num_layers, c.num_kv_heads, c.head_dim), reach_of("auto", c)
+    for make in (partial(TorchRunner, model.model), partial(DeviceRunner, model.model, kernels="reference")):
+        pool = KVPool(shape, 60 * shape.bytes_per_page, reach=reach, groups=by_window(reach, c.num_layers, c.max_position))
+        pool.data.fill_(torch.nan)
+        runner, sequence, found, text = make(pool=pool), pool.start(ids), [], list(ids)
+        while sequence.length < len(ids) + 6:
+            new = text[sequence.length : sequence.length + 500]
+            assert pool.reserve(sequence, sequence.length + len(new))
+            found.append(runner.execute([Span(sequence, tuple(new))])[0])
+            pool.check_invariants()
+            assert len(sequence.held) == pages_of(sequence)
+            if sequence.length == len(text):
+                text.append(int(found[-1][-1].argmax()))
+        assert len(sequence.held) == 41 + 5 * 17
+        rows.append(np.concatenate(found))
+    np.testing.assert_allclose(rows[1], rows[0], atol=1e-3 * np.abs(rows[0]).max())
+    assert rows[0].argmax(1).tolist() == rows[1].argmax(1).tolist()
 
 
 # -- whole requests ---------------------------------------------------------------------------------------------
