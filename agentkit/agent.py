@@ -60,6 +60,7 @@ class AgentOptions(TypedDict, total=False):
     approve: Approve | None
     output_validators: Sequence[Validator]
     protocol: TurnProtocol | str | None
+    adapter: str | None
 
 
 class Agent(Generic[DepsT, OutputT]):
@@ -80,6 +81,7 @@ class Agent(Generic[DepsT, OutputT]):
         approve: asked before a tool with approval=True runs.
         output_validators: called in order with (RunContext, value); each gives the value back, or raises ModelRetry.
         protocol: how a local model's family writes calls ("hermes", "qwen", "llama3" ...); None: as its chat template says.
+        adapter: name of a low-rank adapter that its engine has loaded (Engine.load_adapter), for all its requests; None: the base model.
 
     Raises:
         ToolDefinitionError: two tools have the same name, or something cannot be a tool.
@@ -116,9 +118,10 @@ class Agent(Generic[DepsT, OutputT]):
         approve: Approve | None = None,
         output_validators: Sequence[Validator] = (),
         protocol: TurnProtocol | str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.name = name
-        self.model = _chat_model(model, protocol)
+        self.model = _chat_model(model, protocol, adapter)
         self.tools = _by_name(tools)
         self.instructions = (
             instructions if isinstance(instructions, str) else _callable("instructions", instructions, "text, or a function of the context that gives it")
@@ -313,24 +316,28 @@ def _check_prompt(prompt: Any, history: Sequence[Message]) -> None:
         raise InvalidOption(f"the prompt has a lone surrogate at {error.start}, which has no UTF-8 form; give valid Unicode") from error
 
 
-def _chat_model(model: Any, protocol: TurnProtocol | str | None) -> ChatModel:
+def _chat_model(model: Any, protocol: TurnProtocol | str | None, adapter: str | None) -> ChatModel:
+    if adapter is not None and not isinstance(adapter, str):
+        raise InvalidOption(f"adapter must be the name of a loaded adapter or None, not {adapter!r}")
     if isinstance(model, str):
         if model.startswith(("http://", "https://")) or model.partition(":")[0] in _REMOTE:
             raise InvalidOption(f"{model!r} names a remote server, which this version cannot use; give a local model, such as 'smollm2-135m', or any ChatModel")
-        return _local(model, protocol)
+        return _local(model, protocol, adapter)
     if isinstance(model, ChatModel):
         if protocol is not None:
             raise InvalidOption("protocol is for local models; a ChatModel writes calls in its own way")
+        if adapter is not None:
+            raise InvalidOption(f"adapter={adapter!r} is for local models; give the Engine that has loaded it, or leave it out")
         return model
     if hasattr(model, "encode_chat") and hasattr(model, "astream"):
-        return _local(model, protocol)
+        return _local(model, protocol, adapter)
     raise InvalidOption(f"the model is {type(model).__name__}; give an Engine, the name of a local model, or a ChatModel (agentkit.model)")
 
 
-def _local(engine: Any, protocol: TurnProtocol | str | None) -> ChatModel:
+def _local(engine: Any, protocol: TurnProtocol | str | None, adapter: str | None) -> ChatModel:
     from agentkit.local_model import LocalModel
 
-    return LocalModel(engine, protocol)
+    return LocalModel(engine, protocol, adapter)
 
 
 def _limits(limits: Any) -> UsageLimits:

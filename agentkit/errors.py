@@ -14,6 +14,8 @@
     │   ├── EngineBusy                the queue is full
     │   ├── ContextTooLong            prompt and output do not fit into the model's context
     │   ├── ModelNotFound             no such model here, or it cannot be fetched
+    │   ├── AdapterError              an adapter is damaged, of a kind that is not supported, or not for this model
+    │   │   └── AdapterNotFound       ... or is not there: no such file, or none loaded under this name
     │   ├── NumericalError            the model produced NaN, or a mask left nothing to sample
     │   └── GenerationTruncated       output was cut before it was complete
     │       └── GenerationTimeout     ... because its timeout passed
@@ -36,6 +38,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
+    "AdapterError",
+    "AdapterNotFound",
     "AgentKitError",
     "BudgetTooSmall",
     "CompileCancelled",
@@ -179,6 +183,14 @@ class ContextTooLong(EngineError):
 
 class ModelNotFound(EngineError):
     """No such model in the cache, and it could not be fetched."""
+
+
+class AdapterError(EngineError):
+    """A low-rank adapter cannot be loaded: it is damaged, of a kind that is not supported, or does not fit the model."""
+
+
+class AdapterNotFound(AdapterError):
+    """No adapter of this name is loaded, or there is none where it was said to be."""
 
 
 class NumericalError(EngineError):

@@ -60,13 +60,15 @@ class LocalModel:
         engine: an Engine, or a model name (see shared_engine).
         protocol: how the model's family writes calls: a name ("qwen", "llama3" ..., see docs/guide.md) or a TurnProtocol; None: as
             its chat template says.
+        adapter: name of an adapter that the engine has loaded, for all turns and what is pinned for them; None: the base model.
 
     Raises:
         InvalidOption: no such protocol.
     """
 
-    def __init__(self, engine: Engine | str, protocol: TurnProtocol | str | None = None) -> None:
+    def __init__(self, engine: Engine | str, protocol: TurnProtocol | str | None = None, adapter: str | None = None) -> None:
         self._engine = engine
+        self._adapter = adapter
         if isinstance(protocol, str):
             FormatProtocol(protocol)  # refuses an unknown name at once
         self._protocol = protocol
@@ -88,7 +90,7 @@ class LocalModel:
         protocol, reasoning, prompt, grammar = await asyncio.to_thread(self._prepare, engine, request)
         reader = protocol.reader(request, reasoning)
         spelling = _Spelling(engine.tokenizer, protocol)
-        events = engine.astream(prompt, grammar=grammar, **asdict(request.sampling))
+        events = engine.astream(prompt, grammar=grammar, adapter=self._adapter, **asdict(request.sampling))
         async with aclosing(closing_source(events)) as stream:
             async for event in stream:
                 if isinstance(event, FinishEvent):
@@ -134,12 +136,13 @@ class LocalModel:
         head = messages[:after]
         if not head and not tools:
             return
-        key = compact([head, tools])
+        loaded = engine.adapters.get(self._adapter) if self._adapter is not None else None
+        key = compact([head, tools, loaded and loaded.load_number])  # what was computed with an adapter that is replaced serves nobody
         with self._pins_lock:
             if key not in self._pins or self._pins[key].refused:
                 self._pins.pop(key, None)
                 try:
-                    self._pins[key] = engine.pin(head, tools, wait=False)
+                    self._pins[key] = engine.pin(head, tools, adapter=self._adapter, wait=False)
                 except EngineError:
                     return  # too long to be pinned, or caching is off: the turn needs no pin to run
                 while len(self._pins) > _PINS_KEPT:

@@ -9,9 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from agentkit.engine.adapters.adapter import Change, LowRank
+from agentkit.engine.adapters.loaded import Adapters
+from agentkit.engine.adapters.packed import PackedLowRank
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.decoding import decoding_for
-from agentkit.engine.device.runner import runner_for
+from agentkit.engine.device.runner import DeviceRunner, runner_for
+from agentkit.engine.kernels.library import supported
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.kv_groups import by_window
 from agentkit.engine.kv_policy import reach_of
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from agentkit.engine.metrics import Metrics
     from agentkit.engine.models.progress import Progress
 
-__all__ = ["model_for", "scheduler_for"]
+__all__ = ["adapters_for", "model_for", "scheduler_for"]
 
 GPU_SHARE = 16
 """Tokens of a step on a GPU for one on a CPU."""
@@ -63,6 +69,22 @@ def scheduler_for(loaded: LoadedModel, config: EngineConfig, metrics: Metrics, p
     columns = loaded.config.vocab_size, loaded.token_count
     decoding = decoding_for(runner, pool, advancer, columns, stops) if config.cuda_graphs and not standard else None
     return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)
+
+
+def adapters_for(loaded: LoadedModel, config: EngineConfig, scheduler: Scheduler, progress: Progress | None) -> Adapters:
+    """No adapters yet, and what is to be made of each: panels for the CPU's kernel, or tensors where torch or a device's kernels multiply."""
+    model, pool, on_device = loaded.model, scheduler.pool, isinstance(scheduler.runner, DeviceRunner)
+    kernels = not on_device and supported() and (model.device.type, model.dtype) == ("cpu", torch.float32)
+
+    def form(low: LowRank) -> Change:
+        return PackedLowRank.of(low) if kernels else low
+
+    def prepare() -> None:  # layer by layer, attention is a kernel of its own
+        if model.device.type == "cpu" and not on_device:
+            compile_for_kv_once(pool.data.dtype, progress, whole=False)
+
+    device = torch.device("cpu") if on_device else model.device
+    return Adapters(loaded, device, form, prepare, deterministic=config.deterministic, progress=progress)
 
 
 def _load(model: str | Path, config: EngineConfig, progress: Progress | None) -> LoadedModel:

@@ -81,6 +81,8 @@ class SamplingParams:
     timeout: seconds from submission, waiting in the queue included; after that GenerationTimeout is raised. None: no limit.
     priority: the higher is served first, and may push out running requests of lower priority (they go on later); default 0.
     cache_salt: only requests with the same salt share computed prefixes, so that no tenant can tell by timing what another one asked.
+    adapter: the name of a loaded low-rank adapter (Engine.load_adapter); None: the base model.     adapter_scale: multiplies what it adds; 0 is the
+        base model, exactly.
 
     Raises ValueError for anything out of range.
     """
@@ -105,6 +107,8 @@ class SamplingParams:
     timeout: float | None = None
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
+    adapter_scale: float = 1.0
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -126,8 +130,12 @@ class SamplingParams:
         if self.timeout is not None:
             number("timeout", self.timeout, 0.0, math.inf, open_low=True, hint="seconds; None means no limit")
         integer("priority", self.priority, -(1 << 31), (1 << 31) - 1, hint="higher runs first")
-        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
-            raise InvalidOption(f"cache_salt must be a string or None, not {self.cache_salt!r}")
+        for name in ("cache_salt", "adapter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidOption(f"{name} must be a string or None, not {getattr(self, name)!r}")
+        number("adapter_scale", self.adapter_scale, -MAX_BIAS, MAX_BIAS, hint="1 is the adapter as it was trained, 0 the base model")
+        if self.adapter is None and self.adapter_scale != 1.0:
+            raise InvalidOption(f"adapter_scale={self.adapter_scale:g} has no adapter to scale; name one with adapter=, or leave it out")
         for name in ("include_stop", "budget_guard", "allow_truncated"):
             flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -259,6 +267,8 @@ class SamplingOptions(TypedDict, total=False):
     timeout: float | None
     priority: int
     cache_salt: str | None
+    adapter: str | None
+    adapter_scale: float
 
 
 class GenerateOptions(SamplingOptions, total=False):

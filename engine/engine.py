@@ -9,6 +9,7 @@ may share one engine. This module knows nothing of tools or agents.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import time
 import weakref
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from agentkit.cache_folder import cache_root
-from agentkit.engine.assembly import model_for, scheduler_for
+from agentkit.engine.adapters.adapter import Adapter, AdapterUse
+from agentkit.engine.assembly import adapters_for, model_for, scheduler_for
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.fingerprint import fingerprint
@@ -57,14 +59,15 @@ class Engine:
     model: "smollm2-135m", a folder in hub layout, a GGUF file, "org/name", or a LoadedModel.
     speculation, weights, activations, kv, attention, seed, max_context, device, threads, max_running, max_queue, kv_memory, prefix_caching, prefix_file,
         deterministic, cuda_graphs: see EngineConfig.
+    adapters: name -> folder or hub repository of each low-rank adapter to load; see load_adapter.
     tracer: an OpenTelemetry tracer, which then gets a span per request (GenAI conventions).
     cache_dir: where models are kept; None: the user's cache.    progress: told how far fetching and loading are.
 
-    Raises ModelNotFound, or ValueError for a setting out of range. Use as a context manager, or call `close()`.
+    Raises ModelNotFound, AdapterError, or ValueError for a setting out of range. Use as a context manager, or call `close()`.
 
     Options of generate, stream, agenerate and astream: at most one of schema, regex, grammar, choices (see constraint.resolve),
-    and those of SamplingParams by name. All of them raise ContextTooLong, BudgetTooSmall, EngineBusy, GrammarError and
-    ValueError before anything runs; NumericalError, GenerationTruncated or EngineError while it runs.
+    and those of SamplingParams by name. All of them raise ContextTooLong, BudgetTooSmall, EngineBusy, AdapterNotFound,
+    GrammarError and ValueError before anything runs; NumericalError, GenerationTruncated or EngineError while it runs.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Engine:
         prefix_file: str | Path | None = None,
         deterministic: bool = False,
         cuda_graphs: bool = True,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = EngineConfig(
@@ -125,12 +129,15 @@ class Engine:
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
         self._scheduler.speculate(self._speculator_for("off" if speculation == "auto" and isinstance(kv, H2O) else speculation))
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
-        self._intake = Intake(loaded, self._scheduler.pool, seed=seed, max_context=self.max_context, progress=progress)
+        self._adapters = adapters_for(loaded, self.config, self._scheduler, progress)
+        self._intake = Intake(loaded, self._scheduler.pool, self._adapters, seed=seed, max_context=self.max_context, progress=progress)
         file = None if prefix_file is None else Path(prefix_file).expanduser()
         held_as = f"{weights}, activations {activations}" + ("" if isinstance(kv, str) else f", {kv}")
         self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, held_as), file)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
+        for name, source in _by_name(adapters).items():
+            self.load_adapter(name, source)
         self.load_s = self._intake.load_s = time.perf_counter() - start
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -242,10 +249,10 @@ class Engine:
         """`chat` for async callers."""
         return await self.agenerate(self.encode_chat(messages, tools=tools), **options)
 
-    def score(self, text: Prompt) -> Iterator[float]:
+    def score(self, text: Prompt, *, adapter: str | None = None, adapter_scale: float = 1.0) -> Iterator[float]:
         """Natural log-probabilities of a text's tokens but the first, each after all before it; the exponential of minus their mean is its perplexity.
 
-        The text is read in chunks as the values are asked for. Raises ContextTooLong and what `generate` raises for a prompt; EngineBusy
+        The text is read in chunks as the values are asked for. Raises ContextTooLong, AdapterNotFound and what `generate` raises for a prompt; EngineBusy
         where running requests leave no pages for it; NumericalError and EngineError while it is read.
         """
         ids = self._intake.encode(text)
@@ -254,7 +261,8 @@ class Engine:
         padding = next((token for token in ids[1:] if token >= size), None)
         if padding is not None:
             raise ValueError(f"the text contains the token id {padding}, which only pads the model's logits; those of texts go from 0 to {size - 1}")
-        return self._scores(ids, size)
+        params = SamplingParams(adapter=adapter, adapter_scale=adapter_scale)
+        return self._scores(ids, size, self._adapters.use(params.adapter, params.adapter_scale))
 
     def speculate(self, setting: str | Speculator | None) -> None:
         """Drafts tokens otherwise from now on, for requests that run, too; outputs do not change. setting: as for `speculator`, or one; None: "off"."""
@@ -266,6 +274,25 @@ class Engine:
         check_speculation(setting)
         return self._speculator_for(setting)
 
+    # -- adapters -----------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The adapters that requests can choose now, by name."""
+        return self._adapters.loaded
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> Adapter:
+        """Makes a LoRA adapter choosable as `adapter=name`, in place of one of that name; requests that run go on with the one they chose.
+
+        path: a folder in PEFT's layout (adapter_config.json, adapter_model.safetensors), or a hub repository "org/name".
+        Raises AdapterNotFound, or AdapterError for one that is damaged, not supported, or not for this model: nothing has changed then.
+        """
+        return self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests cannot choose it any more; those that have chosen it end with it, then its memory is free. Raises AdapterNotFound."""
+        self._adapters.unload(name)
+
     # -- prefixes and figures -----------------------------------------------------------------------------------
 
     def pin(
@@ -275,18 +302,20 @@ class Engine:
         *,
         prompt: Prompt | None = None,
         cache_salt: str | None = None,
+        adapter: str | None = None,
+        adapter_scale: float = 1.0,
         wait: bool = True,
     ) -> Pin:
         """Computes a prefix and keeps it until the handle is released, whatever else comes and goes.
 
         messages, tools: the beginning of conversations, such as [{"role": "system", ...}], through the chat template; or
-        prompt: a text or token ids.   wait: False returns at once (see Pin.wait).   cache_salt: as in the requests it is for.
+        prompt: a text or token ids.   wait: False returns at once (see Pin.wait).   cache_salt, adapter, adapter_scale: as in the requests it is for.
         Raises EngineError where pins would hold too much, and what generate raises.
         """
         if (prompt is None) == (messages is None and tools is None):
             raise ValueError("pin takes either messages (and tools) or prompt")
         ids = self._intake.encode(prompt) if prompt is not None else stable_prefix(self.encode_chat, as_dicts("messages", messages or []), tools)
-        params = SamplingParams(max_tokens=1, cache_salt=cache_salt)
+        params = SamplingParams(max_tokens=1, cache_salt=cache_salt, adapter=adapter, adapter_scale=adapter_scale)
         return self.prefix.pin(self._intake.prefill(ids, params), wait=wait)
 
     def stats(self) -> EngineStats:
@@ -388,14 +417,20 @@ class Engine:
         if may_not_fit(pool, request) and (error := self._loop.call(partial(refusal, pool, request)).result()) is not None:
             raise error
 
-    def _scores(self, ids: Sequence[int], size: int) -> Iterator[float]:
+    def _scores(self, ids: Sequence[int], size: int, adapter: AdapterUse | None) -> Iterator[float]:
         """See scores; holds the engine for as long as somebody holds the values."""
-        yield from scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size)
+        yield from scores(ids, self._loop, self._scheduler.runner, self._scheduler.pool, size, adapter)
 
     def _check_outputs(self, params: SamplingParams, whole: bool) -> None:
         if params.n > 1 and not whole:
             raise ValueError(f"n={params.n} outputs cannot be streamed as one; use generate or agenerate without on_event, or one stream per output")
         self._scheduler.check_outputs(params.n)  # before anything is made for each
+
+
+def _by_name(adapters: Any) -> Mapping[str, str | os.PathLike[str]]:
+    if adapters is not None and not isinstance(adapters, Mapping):
+        raise InvalidOption(f"adapters must map names to folders or hub repositories, such as {{'support': 'adapters/support'}}, not be {adapters!r}")
+    return adapters or {}
 
 
 def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Generation:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from agentkit.engine.adapters.loaded import Adapters
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.constraint import Constraint
 from agentkit.engine.kv import KVPool
@@ -36,11 +37,15 @@ _LOOK_BACK = 64  # tokens at the prompt's end in which stop_outside may have beg
 class Intake:
     """Makes requests for one engine. seed: origin of the seeds of requests that bring none; None: from the operating system.
 
-    max_context: tokens of prompt and output together.   progress: told when kernels are compiled.   load_s: for usage, set later.
+    max_context: tokens of prompt and output together.   adapters: what requests can choose.   progress: told when kernels are compiled.
+    load_s: for usage, set later.
     """
 
-    def __init__(self, loaded: LoadedModel, pool: KVPool, *, seed: int | None, max_context: int, progress: Callable[..., None] | None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, pool: KVPool, adapters: Adapters, *, seed: int | None, max_context: int, progress: Callable[..., None] | None
+    ) -> None:
         self._loaded = loaded
+        self._adapters = adapters
         self._pool = pool
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self._max_context = max_context
@@ -76,7 +81,7 @@ class Intake:
     def request(self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, sinks: Sequence[Sink]) -> Request:
         """One request per sink, for the same prompt: the first, with the others as its siblings.
 
-        Raises ContextTooLong, BudgetTooSmall, and ValueError for a biased token that the model does not have.
+        Raises ContextTooLong, BudgetTooSmall, AdapterNotFound, and ValueError for a biased token that the model does not have.
         """
         self.check_size(prompt, params.max_tokens)
         if params.n > 1 and self._pool.reach.budget is not None:
@@ -84,6 +89,7 @@ class Intake:
         wrong = next((t for t in params.logit_bias if t >= self._loaded.config.vocab_size), None)
         if wrong is not None:
             raise ValueError(f"logit_bias has the token id {wrong}, but this model's ids go from 0 to {self._loaded.config.vocab_size - 1}")
+        adapter = self._adapters.use(params.adapter, params.adapter_scale)
         number = next(self._counter)
         seed = self._derive(self._seed, number, 1) if params.seed is None else params.seed
         requests = []
@@ -97,7 +103,7 @@ class Intake:
                     matcher.completion_tokens()  # can the vocabulary spell it at all?
             output = self._output(prompt, params)
             own = seed if place == 0 else self._derive(seed, place, 2)
-            requests.append(Request(prompt, params, sink, output, seed=own, matcher=matcher))
+            requests.append(Request(prompt, params, sink, output, seed=own, matcher=matcher, adapter=adapter))
         requests[0].siblings = requests[1:]
         return requests[0]
 
@@ -119,9 +125,10 @@ class Intake:
         return bool(found) and not behind.strip()
 
     def prefill(self, prompt: list[int], params: SamplingParams) -> Request:
-        """A request that only fills the cache; nobody hears of it yet. Raises ContextTooLong."""
+        """A request that only fills the cache; nobody hears of it yet. Raises ContextTooLong, AdapterNotFound."""
         self.check_size(prompt, 0)
-        request = Request(prompt, params, lambda event: None, OutputText(self._loaded.tokenizer.detokenizer(continuation=True)), seed=0)
+        output, adapter = OutputText(self._loaded.tokenizer.detokenizer(continuation=True)), self._adapters.use(params.adapter, params.adapter_scale)
+        request = Request(prompt, params, lambda event: None, output, adapter=adapter)
         request.prefill_only = True
         return request
 

@@ -3,7 +3,7 @@
 Inputs: token ids and page numbers. A node is one block: its tokens follow those of its parent. Full blocks are found by
 chained hashes (parent's digest and own tokens), and a hit counts only if the stored token ids and the parent are the same:
 a hash alone proves nothing (CVE-2025-25183). The last, partly filled block of a finished sequence is a node too, and a block may be matched
-up to any of its tokens. Each tree has a root per *domain* (model, adapter and its load number, tenant salt), so nothing is
+up to any of its tokens. Each tree has a root per *domain* (model, adapter with its load number and scale, tenant salt), so nothing is
 ever shared between domains. Idle nodes are evicted leaf by leaf, the least recently used first; pinned ones never.
 Where sequences give pages back from the front (windows), an idle page may lie above one in use: it goes when no idle leaf is left, and
 what lies below it leaves the tree.

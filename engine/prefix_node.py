@@ -15,9 +15,10 @@ Part = tuple[int, ...]
 """Pages of one block, those of one group of layers."""
 
 
-def domain(*, adapter: str | None = None, load_number: int = 0, salt: str | None = None) -> bytes:
-    """The key of what may be shared: tagged and length-prefixed, so that no adapter's name can pose as a salt."""
-    parts = [(b"adapter", adapter), (b"load", None if adapter is None else str(load_number)), (b"salt", salt)]
+def domain(*, adapter: str | None = None, load_number: int = 0, scale: float = 1.0, salt: str | None = None) -> bytes:
+    """The key of what may be shared: tagged and length-prefixed, so that no adapter's name can pose as a salt. scale: of what the adapter adds."""
+    of_adapter = (adapter, str(load_number), scale.hex()) if adapter is not None else (None, None, None)
+    parts = [*zip((b"adapter", b"load", b"scale"), of_adapter, strict=True), (b"salt", salt)]
     given = [(tag, value.encode("utf-8", "surrogatepass")) for tag, value in parts if value is not None]
     return b"".join(len(part).to_bytes(8, "little") + part for pair in given for part in pair)
 

@@ -23,6 +23,7 @@ from agentkit.engine.text import OutputText
 from agentkit.errors import AgentKitError, EngineError
 
 if TYPE_CHECKING:
+    from agentkit.engine.adapters.adapter import AdapterUse
     from agentkit.engine.kv import KVSequence
     from agentkit.engine.speculation.features import Features
     from agentkit.grammars import Matcher
@@ -157,26 +158,37 @@ class Clock:
     tokens_after_first: int = 0
 
 
+def domain_of(use: AdapterUse | None, salt: str | None = None) -> bytes:
+    """The domain of keys and values that were computed with this adapter, for this salt."""
+    if use is None:
+        return domain(salt=salt)
+    return domain(adapter=use.adapter.name, load_number=use.adapter.load_number, scale=use.scale, salt=salt)
+
+
 class Request:
     """Owned by the engine thread once submitted; only `cancel()` may be called from elsewhere.
 
     prompt: token ids.   seed: the resolved 64-bit seed.   matcher: this request's own, or None.
-    output: makes text of tokens and looks for stop strings.   sink: see Sink.
+    output: makes text of tokens and looks for stop strings.   sink: see Sink.   adapter: what params.adapter named; held until the request is gone.
     """
 
-    def __init__(self, prompt: list[int], params: SamplingParams, sink: Sink, output: OutputText, *, seed: int = 0, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self, prompt: list[int], params: SamplingParams, sink: Sink, output: OutputText, *, seed: int = 0, matcher: Matcher | None = None,
+        adapter: AdapterUse | None = None,
+    ) -> None:  # fmt: skip
         self.prompt = prompt
         self.params = params
         self.sink = sink
         self.output = output
         self.seed = seed
         self.matcher = matcher
+        self.adapter = adapter
         self.tokens: list[int] = list(prompt)  # known: prompt, then output
         self.mask: npt.NDArray[np.uint32] | None = None  # row for the next token; None: no grammar
         self.sequence: KVSequence | None = None  # computed: the first `sequence.length` of them
         self.state = State.WAITING
         self.clock = Clock()
-        self.domain = domain(salt=params.cache_salt)  # whose computed prefixes it may share
+        self.domain = domain_of(adapter, params.cache_salt)  # whose computed prefixes it may share
         self.rank = (0, 0, 0)  # set when it is queued; the smallest is served first
         self.served = 0  # the last step that gave it tokens
         self.cached = self.forced = self.forwards = self.preemptions = self.drafted = self.accepted = 0

@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentkit.engine.adapters.adapter import AdapterUse
+from agentkit.engine.adapters.rows import adapted, runs_of
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kv import KVPool, KVSequence
-from agentkit.engine.models.decoder import Attend
+from agentkit.engine.models.decoder import Attend, Decoder
 from agentkit.engine.speculation.tree import TokenTree
 
 Logits = npt.NDArray[np.float32]
@@ -31,6 +33,7 @@ class Span:
     slots behind `tokens`, in the order of the nodes, and do not count until `KVPool.keep`.
     states: the hidden states of the last so many tokens, and of the draft's nodes, are told to `on_states` as float32
     [states + len(draft), E] when the forward is done.
+    adapter: what the products of all its tokens have beside them; None: nothing.
     """
 
     sequence: KVSequence
@@ -39,6 +42,7 @@ class Span:
     draft: TokenTree | None = None
     states: int = 0
     on_states: Callable[[torch.Tensor], None] | None = None
+    adapter: AdapterUse | None = None
 
     @property
     def size(self) -> int:
@@ -112,17 +116,25 @@ class TorchRunner:
             wanted.append(range(first, at + span.size) if span.on_states is not None else range(0))
             at += span.size
         if not any(wanted):
-            return _to_host(self._model.forward(ids, places, attend, torch.tensor(rows, dtype=torch.long, device=self._device)))
+            return _to_host(self._model_for(spans, rows).forward(ids, places, attend, torch.tensor(rows, dtype=torch.long, device=self._device)))
         place_of = {row: i for i, row in enumerate(rows)}
         further = [row for own in wanted for row in own if row not in place_of]
         place_of.update((row, len(rows) + i) for i, row in enumerate(further))
-        chosen = torch.tensor([*rows, *further], dtype=torch.long, device=self._device)
-        assert isinstance(self._model, GivesStates), "states are wanted of models with the native decoder only"
-        logits, states = self._model.forward_with_states(ids, places, attend, chosen, len(rows))
+        chosen, model = torch.tensor([*rows, *further], dtype=torch.long, device=self._device), self._model_for(spans, [*rows, *further])
+        assert isinstance(model, GivesStates), "states are wanted of models with the native decoder only"
+        logits, states = model.forward_with_states(ids, places, attend, chosen, len(rows))
         for span, own in zip(spans, wanted, strict=True):
             if span.on_states is not None:
                 span.on_states(states[[place_of[row] for row in own]].float())
         return _to_host(logits)
+
+    def _model_for(self, spans: Sequence[Span], chosen: Sequence[int]) -> Model:
+        """The model, with adapters beside its products where a span has one. chosen: the rows that come out at the end."""
+        if all(span.adapter is None for span in spans):
+            return self._model
+        assert isinstance(self._model, Decoder), "adapters are loaded for models with the native decoder only"
+        uses = [span.adapter for span in spans for _ in range(span.size)]
+        return adapted(self._model, runs_of(uses), runs_of([uses[row] for row in chosen]))
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

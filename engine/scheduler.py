@@ -317,7 +317,7 @@ class Scheduler:
         if draft is not None and not self.pool.reserve(request.sequence, start + count + len(draft)):
             draft = None  # guesses take nobody's memory
         states, sink = self._speculator.watch(request, draft, count) if self._speculator is not None and last else (0, None)
-        return Span(request.sequence, tokens, rows=int(last), draft=draft, states=states, on_states=sink)
+        return Span(request.sequence, tokens, rows=int(last), draft=draft, states=states, on_states=sink, adapter=request.adapter)
 
     def _timed(self, spans: list[Span]) -> list[Logits | Exception]:
         start = time.perf_counter()

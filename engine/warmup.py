@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentkit.engine.adapters.adapter import LowRank
+from agentkit.engine.adapters.adapter import Part as Change
+from agentkit.engine.adapters.packed import PackedLowRank
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.layout import PAGE
@@ -51,6 +54,7 @@ def compile_kernels() -> None:
     _run_attention(_ATTENTION)
     with torch.inference_mode():
         _packed().head(torch.zeros(1, _HIDDEN))
+        _run_adapter()
 
 
 def compile_kernels_once(progress: Progress | None) -> None:
@@ -97,6 +101,11 @@ def _run_attention(kv: torch.dtype) -> None:
         attend = BatchAttention(_pool(kv, reach, sums), [(_sequence(), 3, 1)])
         with torch.inference_mode():
             attend(0, *(torch.zeros(1, heads, _DIM) for heads in (2, 1, 1)), window=reach.window, scale=1.0)
+
+
+def _run_adapter() -> None:
+    low = LowRank(torch.zeros(1, _HIDDEN), (Change(torch.zeros(_DIM, 1), 0, 0),))
+    PackedLowRank.of(low).add(torch.zeros(1, _HIDDEN), torch.zeros(1, _DIM), slice(0, 1), 1.0)
 
 
 def _pool(kv: torch.dtype, reach: Reach | None = None, sums: torch.Tensor | None = None) -> Any:

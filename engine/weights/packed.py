@@ -61,7 +61,7 @@ class PackedLinear:
         out = np.empty((x.shape[0], int(line[f.BLOCKS]) * WIDTH), np.float32)
         codes = np.empty(padded.size // GROUP * GROUP_WORDS, np.float32)
         TEAM.run(f.project, torch.get_num_threads(), f.MATRIX_SCRATCH, self._tables, self._matrix, padded.ravel(), padded.shape[1], codes, out.ravel())
-        return torch.from_numpy(out[:, : self._rows.size] if self._plain else out[:, self._rows])
+        return torch.from_numpy(out[:, : self._rows.size] if self._plain else out.take(self._rows, 1))  # rows stay rows in memory
 
 
 class PackedDecoder(Decoder):

@@ -13,7 +13,7 @@ import pytest
 import agentkit.engine
 from agentkit import Agent, tool
 from agentkit.engine.request import Event, FinishEvent, Generation, TokenEvent, Usage
-from agentkit.errors import EngineError
+from agentkit.errors import EngineError, InvalidOption
 from agentkit.local_model import LocalModel
 from agentkit.messages import UserMessage
 from agentkit.model import CallClosed, ModelToken, Sampling, TextPiece, ToolSpec, TurnEnd, TurnRequest
@@ -37,17 +37,20 @@ class FakeEngine:
         self.closed_streams = self.closed = 0
         self.pinned: list[tuple[Any, Any]] = []
         self.released = 0
+        self.adapters: dict[str, Any] = {}
+        self.pinned_with: list[str | None] = []
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         self.chats.append(messages)
         self.encoding_threads.append(threading.current_thread().name)
         return [1, 2, 3]
 
-    def pin(self, messages: list[dict[str, Any]], tools: Any, *, wait: bool) -> Any:
+    def pin(self, messages: list[dict[str, Any]], tools: Any, *, adapter: str | None, wait: bool) -> Any:
         assert not wait
         if "too long" in str(messages):
             raise EngineError("too long to be pinned")
         self.pinned.append((messages, tools))
+        self.pinned_with.append(adapter)
         return SimpleNamespace(release=lambda: setattr(self, "released", self.released + 1), refused="refused" in str(messages))
 
     async def astream(self, prompt: list[int], **options: Any) -> AsyncIterator[Event]:
@@ -95,7 +98,9 @@ async def test_events_of_a_turn(compiled: list[TurnRequest]) -> None:
     end = events[-1]
     assert isinstance(end, TurnEnd)
     assert (end.turn.finish_reason, end.usage.input_tokens, end.usage.cached_tokens, end.usage.forwards, end.usage.ttft_s) == ("stop", 100, 60, 16, 0.25)
-    assert engine.options == [{"grammar": "grammar 1", "max_tokens": 77, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 5}]
+    assert engine.options == [
+        {"grammar": "grammar 1", "adapter": None, "max_tokens": 77, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 5}
+    ]
     assert [message["role"] for message in engine.chats[0]] == ["system", "user"]
     assert threading.main_thread().name not in engine.encoding_threads
 
@@ -137,6 +142,22 @@ async def test_a_pin_that_was_refused_is_asked_for_again(compiled: list[TurnRequ
         request = TurnRequest([UserMessage(content="Q")], instructions, [SPEC])
         assert [event async for event in model.stream_turn(request)]
     assert len(engine.pinned) == 3
+
+
+async def test_an_agents_adapter_is_in_every_request_and_pin(compiled: list[TurnRequest]) -> None:
+    """What is pinned was computed with it, so one that is loaded anew is pinned anew."""
+    engine = FakeEngine(*["x"] * 3)
+    engine.adapters["tuned"] = SimpleNamespace(load_number=1)
+    agent = Agent(engine, instructions="Be good.", adapter="tuned")
+    for number in (1, 1, 2):
+        engine.adapters["tuned"].load_number = number
+        await agent.run("Q")
+    assert [options["adapter"] for options in engine.options] == ["tuned"] * 3
+    assert engine.pinned_with == ["tuned"] * 2
+    with pytest.raises(InvalidOption, match="adapter must be the name"):
+        Agent(engine, adapter=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="adapter='tuned' is for local models"):
+        Agent(agent.model, adapter="tuned")
 
 
 async def test_leaving_early_closes_the_engines_stream(compiled: list[TurnRequest]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from tests.agent.cases.later import LATER as SDK_LATER
 from tests.cases.bank import CASES, Statement
 
-Feature = Literal["server", "adapters", "remote servers"]
+Feature = Literal["server", "remote servers"]
 """What a case waits for."""
 
 
@@ -81,6 +81,10 @@ TESTED: dict[Statement, tuple[str, ...]] = {
     ("eng-pool-accounting", 0): (f"{_CASES}memory.py::test_memory_adds_up_over_random_traffic",),
     ("eng-pool-accounting", 1): (f"{_CASES}memory.py::test_memory_adds_up_over_random_traffic",),
     ("eng-pool-accounting", 2): (f"{_CASES}memory.py::test_memory_adds_up_over_random_traffic",),
+    ("eng-prefix-adapter-scale", 0): (
+        f"{_CASES}prefix.py::test_scales_of_an_adapter_share_nothing",
+        "tests/engine/adapters/test_engine_adapters.py::test_scale_zero_is_the_base_model_to_the_bit",
+    ),
     ("eng-prefix-hash-collision", 0): (f"{_CASES}prefix.py::test_reuse_compares_token_ids",),
     ("eng-prefix-hash-collision", 1): (
         f"{_CASES}prefix.py::test_reuse_compares_token_ids",
@@ -162,7 +166,6 @@ def _waiting(case_id: str, feature: Feature, reason: str) -> dict[Statement, Lat
 _HTTP = "the OpenAI-compatible server"
 
 LATER: dict[Statement, Later] = {
-    **_waiting("eng-prefix-adapter-scale", "adapters", "LoRA adapters"),
     **_waiting("srv-bad-grammar-after-good", "server", _HTTP),
     **_waiting("srv-bad-regex", "server", f"{_HTTP}; that the error names the position is tested in tests/cases/test_server.py"),
     **_waiting("srv-compile-cancel", "server", f"{_HTTP}; cancelling a compilation is tested in tests/grammars/test_effort.py"),

@@ -24,7 +24,7 @@ KERNEL_SETS = ("triton", "reference")
 
 
 class Kernels(Protocol):
-    """See attention.py, weigh.py, rotary.py, norm.py, gate.py and store.py."""
+    """See attention.py, weigh.py, rotary.py, norm.py, gate.py, store.py and lora.py."""
 
     def attend(
         self, q: torch.Tensor, layer: KVLayer, batch: Batch, *, scale: float, window: int | None, softcap: float | None, sinks: torch.Tensor | None = None,
@@ -47,6 +47,8 @@ class Kernels(Protocol):
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, before: torch.Tensor | None) -> torch.Tensor: ...
     def gated(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor: ...
+    def shrink(self, x: torch.Tensor, down: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> torch.Tensor: ...
+    def expand(self, h: torch.Tensor, up: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> None: ...
 
 
 class StepKernels(Protocol):

@@ -2,7 +2,7 @@
 
 Inputs: a batch's tokens, the adapters of all requests stacked, and which of them each request uses. Shrinking to the rank and expanding
 from it are a kernel each; a program takes some tokens of one request, so that it reads one adapter (grouped as in Punica,
-arXiv:2310.18547). Long rows are summed in parts, in a fixed order. Knows nothing of where adapters come from.
+arXiv:2310.18547). Long rows are summed in parts, in a fixed order. Each request scales what its adapter adds. Knows nothing of where adapters come from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_COLUMNS = 512  # of a part of a row
 
 @triton.jit
 def _tile(tile, query_starts, requests, adapters, BLOCK_M: tl.constexpr, ONE_TILE: tl.constexpr):
-    """A tile's adapter (below zero: nothing to do), its rows [M] among the batch's tokens, and which of them are real."""
+    """A tile's request, its adapter (below zero: nothing to do), its rows [M] among the batch's tokens, and which of them are real."""
     request, block = tile, 0
     if not ONE_TILE:
         request = request_of(tile, query_starts, requests, BLOCK_M)
@@ -34,7 +34,7 @@ def _tile(tile, query_starts, requests, adapters, BLOCK_M: tl.constexpr, ONE_TIL
     token = block * BLOCK_M + tl.arange(0, BLOCK_M)
     adapter = tl.load(adapters + request)
     adapter = tl.where(block * BLOCK_M < count, adapter, -1)
-    return adapter.to(tl.int64), (first + token).to(tl.int64), token < count
+    return request, adapter.to(tl.int64), (first + token).to(tl.int64), token < count
 
 
 @triton.jit(do_not_specialize=["requests"], do_not_specialize_on_alignment=["query_starts", "adapters"])
@@ -43,7 +43,7 @@ def _shrink(
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, ONE_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, parts). x [T, K], down [N, R, K] -> h [parts, T, R] float32."""
-    adapter, rows, real = _tile(tl.program_id(0), query_starts, requests, adapters, BLOCK_M, ONE_TILE)
+    _, adapter, rows, real = _tile(tl.program_id(0), query_starts, requests, adapters, BLOCK_M, ONE_TILE)
     if adapter < 0:
         return
     part, rank = tl.program_id(1), tl.arange(0, BLOCK_R)
@@ -59,13 +59,13 @@ def _shrink(
     tl.store(h + part * h_part + rows[:, None] * h_row + rank[None, :], acc, mask=real[:, None] & (rank < R)[None, :])
 
 
-@triton.jit(do_not_specialize=["requests", "parts"], do_not_specialize_on_alignment=["query_starts", "adapters"])
+@triton.jit(do_not_specialize=["requests", "parts"], do_not_specialize_on_alignment=["query_starts", "adapters", "scales"])
 def _expand(
     h, up, scales, out, query_starts, adapters, requests, parts, h_part, h_row, up_adapter, up_row, out_row, COLUMNS, R,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, ONE_TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, blocks of columns). out [T, COLUMNS] += scales * sum over parts of h [parts, T, R] times up [N, COLUMNS, R]."""
-    adapter, rows, real = _tile(tl.program_id(0), query_starts, requests, adapters, BLOCK_M, ONE_TILE)
+    request, adapter, rows, real = _tile(tl.program_id(0), query_starts, requests, adapters, BLOCK_M, ONE_TILE)
     if adapter < 0:
         return
     column, rank = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
@@ -74,7 +74,7 @@ def _expand(
         low += tl.load(h + part * h_part + rows[:, None] * h_row + rank[None, :], mask=real[:, None] & (rank < R)[None, :], other=0.0)
     spot = adapter * up_adapter + column[:, None].to(tl.int64) * up_row + rank[None, :]
     weight = tl.load(up + spot, mask=(column < COLUMNS)[:, None] & (rank < R)[None, :], other=0.0)
-    added = tl.dot(low.to(weight.dtype), tl.trans(weight), input_precision=PRECISION) * tl.load(scales + adapter)
+    added = tl.dot(low.to(weight.dtype), tl.trans(weight), input_precision=PRECISION) * tl.load(scales + request)
     valid, place = real[:, None] & (column < COLUMNS)[None, :], out + rows[:, None] * out_row + column[None, :]
     tl.store(place, (tl.load(place, mask=valid, other=0.0).to(tl.float32) + added).to(out.dtype.element_ty), mask=valid)
 
@@ -100,7 +100,7 @@ def shrink(x: torch.Tensor, down: torch.Tensor, batch: Batch, adapters: torch.Te
 
 
 def expand(h: torch.Tensor, up: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> None:
-    """Adds scales [N] float32 times what `shrink` gave, through the second matrices up [N, C, R], to out [T, C] in place.
+    """Adds scales [B] float32, of each request, times what `shrink` gave, through the second matrices up [N, C, R], to out [T, C] in place.
 
     h: [parts, T, R]; of adapters for matrices that are fused, the slice of this one's ranks.   out: may be a slice of columns, too.
     """

@@ -212,20 +212,19 @@ def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 def shrink(x: torch.Tensor, down: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> torch.Tensor:
     """See lora.shrink."""
-    chosen = _adapter_of(batch, adapters)
-    return torch.einsum("tk,trk->tr", x.float(), down[chosen.clamp(min=0)].float())[None]
+    chosen = _of_tokens(batch, adapters, -1).clamp(min=0).long()
+    return torch.einsum("tk,trk->tr", x.float(), down[chosen].float())[None]
 
 
 def expand(h: torch.Tensor, up: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, batch: Batch, adapters: torch.Tensor) -> None:
     """See lora.expand."""
-    chosen = _adapter_of(batch, adapters)
-    used, at = chosen >= 0, chosen.clamp(min=0)
-    added = torch.einsum("tr,tcr->tc", h.sum(0), up[at].float()) * scales[at, None]
+    chosen = _of_tokens(batch, adapters, -1)
+    used, at = chosen >= 0, chosen.clamp(min=0).long()
+    added = torch.einsum("tr,tcr->tc", h.sum(0), up[at].float()) * _of_tokens(batch, scales, 0.0)[:, None]
     out[used] = (out[used].float() + added[used]).to(out.dtype)
 
 
-def _adapter_of(batch: Batch, adapters: torch.Tensor) -> torch.Tensor:
-    """[T] int64: the adapter of each token's request; below zero for padding, too."""
-    counts = batch.query_starts.diff()
-    chosen = adapters.long().repeat_interleave(counts)
-    return F.pad(chosen, (0, batch.shape.tokens - chosen.shape[0]), value=-1)
+def _of_tokens(batch: Batch, of_requests: torch.Tensor, padding: float) -> torch.Tensor:
+    """[T]: of each token what its request [B] has; `padding` where there is none."""
+    values = of_requests.repeat_interleave(batch.query_starts.diff())
+    return F.pad(values, (0, batch.shape.tokens - values.shape[0]), value=padding)

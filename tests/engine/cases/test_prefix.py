@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from agentkit.engine import Engine
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.prefix_node import domain
+from tests.engine.adapters.native import native
+from tests.engine.adapters.peft_files import RandomAdapter
 from tests.engine.cases.support import case
 from tests.engine.tiny import Bench, TinyDecoder
 
@@ -50,7 +56,8 @@ def test_no_hit_between_domains(case_id: str) -> None:
     """An adapter cannot pose as a salt, nor a load of an adapter as another one, nor two parts as one."""
     keys = [
         domain(), domain(adapter="abc"), domain(salt="abc"), domain(adapter="abc", load_number=1), domain(adapter="abc", salt="abc"), domain(adapter="abcabc"),
-        domain(adapter="abc", load_number=1, salt="abc"), domain(adapter=""), domain(salt=""), domain(adapter="salt", salt="adapter"),
+        domain(adapter="abc", load_number=1, salt="abc"), domain(adapter="abc", load_number=1, scale=0.5),
+        domain(adapter=""), domain(salt=""), domain(adapter="salt", salt="adapter"),
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)
     pool = KVPool(KVShape(1, 1, 4), 1 << 20)
@@ -73,3 +80,22 @@ def test_salts_of_requests_are_kept_apart(case_id: str) -> None:
     runs = [bench.complete(prompt, max_tokens=4, cache_salt=salt) for salt in (None, "a", "b", "a", None)]
     assert [r.cached for r in runs] == [0, 0, 0, 79, 79]
     assert len({tuple(r.tokens) for r in runs}) == 1
+
+
+@case("eng-prefix-adapter-scale")
+def test_scales_of_an_adapter_share_nothing(case_id: str, tmp_path: Path) -> None:
+    """Keys and values depend on the scale. Without prefix_caching the same tokens come out, so nothing wrong was ever found; scale 0 is the base model."""
+    loaded = native(tmp_path / "model")
+    model: Any = loaded.model
+    adapters = {"A": RandomAdapter(model.config).write(tmp_path / "A")}
+    jobs: list[dict[str, Any]] = [{}, *({"adapter": "A", "adapter_scale": scale} for scale in (1.0, 0.5, 0.0, 1.0, 0.5))]
+    found = []
+    for caching in (True, False):
+        with Engine(loaded, weights="fp32", threads=1, adapters=adapters, prefix_caching=caching) as engine:
+            found.append([engine.generate("true: " * 12, max_tokens=16, **job) for job in jobs])
+    warm, cold = ([g.token_ids for g in each] for each in found)
+    assert warm == cold
+    assert len(set(warm)) == 3
+    assert warm[3] == warm[0]
+    whole = found[0][0].usage.input_tokens - 1
+    assert [g.usage.cached_tokens for g in found[0]] == [0, 0, 0, whole, whole, whole]

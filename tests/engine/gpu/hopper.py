@@ -138,7 +138,7 @@ def beside() -> None:
         batch = Batch.of(spans, "cpu")
         tokens, adapters = batch.shape.tokens, torch.zeros(len(spans), dtype=torch.int32)
         h = lora.shrink(torch.zeros(tokens, 3584, dtype=torch.bfloat16), down, batch, adapters)
-        lora.expand(h, up, torch.ones(2), torch.zeros(tokens, 4608, dtype=torch.bfloat16), batch, adapters)
+        lora.expand(h, up, torch.ones(len(spans)), torch.zeros(tokens, 4608, dtype=torch.bfloat16), batch, adapters)
     layer, q = KVLayer.empty(4, 64 * PAGE, 128, torch.bfloat16), torch.zeros(4, 28, 128, dtype=torch.bfloat16)
     prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 1, 32), (4,))), queries=4)
     attention.attend_shared(q, layer, batch, prefix, scale=1.0)

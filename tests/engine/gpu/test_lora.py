@@ -27,15 +27,15 @@ def test_each_request_has_its_own(kernels: Any, sizes: list[tuple[int, int]], dt
         return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
     x, down, up, out = random(tokens, columns + 3)[:, :columns], random(3, 2 * rank, columns), random(3, wide, rank), random(tokens, wide + 9)
-    scales, before = torch.tensor([0.5, 3.0, -2.0], device=DEVICE), out.clone()
+    scales, before = torch.tensor([0.5, 3.0, -2.0, 1.25, 9.0, 9.0], device=DEVICE), out.clone()  # of each request
     h = kernels.shrink(x, down, batch, adapters)
     kernels.expand(h[..., rank:], up, scales, out[:, 4 : 4 + wide], batch, adapters)
 
     want, row = before.double(), 0
-    for (_, count), adapter in zip(sizes, which, strict=True):
+    for (_, count), adapter, scale in zip(sizes, which, scales.tolist(), strict=False):
         if adapter != NO_ADAPTER:
             low = x[row : row + count].double() @ down[adapter, rank:].double().T
-            want[row : row + count, 4 : 4 + wide] += float(scales[adapter]) * low @ up[adapter].double().T
+            want[row : row + count, 4 : 4 + wide] += scale * low @ up[adapter].double().T
         row += count
     torch.testing.assert_close(out.double(), want, atol=error * 20, rtol=error)
     assert torch.equal(out[row:], before[row:])
