@@ -46,7 +46,7 @@ def encode(rows: torch.Tensor, dtype: torch.dtype, *, keys: bool) -> torch.Tenso
     if dtype not in LARGEST:
         return rows.to(dtype)
     wide = mixed(rows.float()) if keys and is_mixed(dtype) else rows.float()
-    scale = _rounded_up(wide.abs().amax(-1, keepdim=True) / LARGEST[dtype])  # [..., 1] bfloat16
+    scale = _rounded_up(wide.abs().amax(-1) / LARGEST[dtype])[..., None]  # bfloat16; a device's keepdim=True may leave a stride that has no view as bytes
     divisor = scale.float()
     codes = wide / torch.where(divisor > 0, divisor, 1.0)
     if dtype == torch.int8:

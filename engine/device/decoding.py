@@ -17,6 +17,7 @@ import torch
 
 from agentkit.engine.advance import Advancer
 from agentkit.engine.device.beside import Beside
+from agentkit.engine.device.capture import Graphs
 from agentkit.engine.device.runner import DeviceRunner, for_device
 from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs_of, shared_blocks, tokens_to_compute
 from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
@@ -60,8 +61,7 @@ class DeviceDecoding:
         self._device = pool.data.device
         self._kernels = step_kernels(kernels, self._device)
         self._width, self._vocab_size, self._stops = width, vocab_size, tuple(stops)
-        self._graphs = graphs and self._device.type == "cuda"
-        self._memory = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._graphs = Graphs(self._device) if graphs and self._device.type == "cuda" else None
         self._sizes = (states, rows, depth)
         self._ahead: Ahead | None = None
         self._reach, self._expanded = ahead, expanded
@@ -131,7 +131,7 @@ class DeviceDecoding:
         if step is None:
             step = self._steps[need] = DeviceStep(
                 need, self._forward, self._kernels, self._device, width=self._width, vocab_size=self._vocab_size, stops=self._stops,
-                tables=self._tables, depth=self._sizes[2], graph=self._graphs, memory=self._memory,
+                tables=self._tables, depth=self._sizes[2], graphs=self._graphs,
             )  # fmt: skip
             self._seats[need] = [None] * need.requests
         if shared:

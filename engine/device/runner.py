@@ -49,12 +49,12 @@ class DeviceRunner:
 
     def warm_up(self, progress: Progress, shapes: Sequence[BatchShape] = WARM) -> None:
         """Compiles kernels before the first request: forwards over padding, which read and write no keys. What is compiled is kept on disk by Triton."""
-        self._on_device()
-        for done, shape in enumerate((*shapes, None)):
-            progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
-            if shape is not None:
-                with torch.inference_mode():
-                    self.forward(Batch.empty(replace(shape, tables=self._pool.groups.tables), self._pool.data.device))
+        data, tables = self._pool.data, self._pool.groups.tables
+        with torch.cuda.device_of(data), torch.inference_mode():  # a caller's thread goes on with its own device afterwards
+            for done, shape in enumerate((*shapes, None)):
+                progress("compiling kernels for the GPU (kept for the next start)", done, len(shapes))
+                if shape is not None:
+                    self.forward(Batch.empty(replace(shape, tables=tables), data.device))
 
     @property
     def on_gpu(self) -> bool:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from agentkit.engine.device.beside import Beside, Ragged
+from agentkit.engine.device.capture import Graphs
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch, BatchShape, send
 from agentkit.engine.kernels.gpu.choose import StepKernels
 from agentkit.engine.kernels.gpu.plan import Part, Prefix
@@ -91,12 +91,12 @@ class DeviceStep:
     """The step of one bucket.
 
     width, vocab_size: columns of the logits, and how many of them are tokens.   tables: of grammars, where the bucket has any.
-    stops: ids that end an output.   graph: capture the step; memory: the pool that graphs share (torch.cuda.graph_pool_handle()).
+    stops: ids that end an output.   graphs: capture the step among these; None: do not.
     """
 
     def __init__(
         self, bucket: Bucket, forward: Forward, kernels: StepKernels, device: torch.device, *, width: int, vocab_size: int, stops: Sequence[int],
-        tables: Tables | None = None, depth: int = 64, graph: bool = False, memory: Any = None,
+        tables: Tables | None = None, depth: int = 64, graphs: Graphs | None = None,
     ) -> None:  # fmt: skip
         size = bucket.requests
         self.bucket = bucket
@@ -117,27 +117,21 @@ class DeviceStep:
         self._results = torch.zeros((3, size), dtype=torch.float64, device=device)  # tokens, status, logprobs: exact in float64
         self.launches = 0
         self._flying: deque[_Flying] = deque()
-        self._memory, self._captures = memory, graph
+        self._graphs = graphs
         self._rooms: dict[int, tuple[Ragged, torch.cuda.CUDAGraph | None]] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def _capture(self, beside: Ragged | None) -> torch.cuda.CUDAGraph:
-        """The body as a graph. It is rehearsed first, so that everything is compiled and allocated. Raises EngineError where that fails."""
-        device = self._results.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        graph = torch.cuda.CUDAGraph()
+    def _capture(self, beside: Ragged | None) -> torch.cuda.CUDAGraph | None:
+        """The body as a graph; None where steps are not captured. Raises EngineError where that fails."""
+        if self._graphs is None:
+            return None
         try:
-            with torch.cuda.stream(stream), torch.inference_mode():
-                self._rehearse(beside)
-            torch.cuda.current_stream(device).wait_stream(stream)
-            with torch.inference_mode(), torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-                self._body(beside)
+            with torch.inference_mode():
+                return self._graphs.capture(lambda: self._rehearse(beside), lambda: self._body(beside))
         except RuntimeError as error:
             raise EngineError(
                 f"a decode step of {self.bucket} could not be captured as a CUDA graph; Engine(cuda_graphs=False) does without: {error}"
             ) from error
-        return graph
 
     def _rehearse(self, beside: Ragged | None) -> None:
         """Runs the body for nobody and leaves all as it was."""
@@ -225,11 +219,13 @@ class DeviceStep:
     def launch(self, beside: Sequence[Beside] = ()) -> None:
         """Begins a step; its result can be read later.   beside: what else it computes."""
         logits, rows = self._run(beside)
-        results, event = self._results.clone(), None
+        event = None
         if self._results.is_cuda:
             results, logits = _to_host(self._results), None if logits is None else _to_host(logits)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._results.device))
+        else:
+            results = self._results.clone()
         self._flying.append(_Flying(self.launches, results, event, logits, rows))
         self.launches += 1
 
@@ -237,7 +233,7 @@ class DeviceStep:
         """The body, captured or not; logits for the host, and which of them belong to each span beside."""
         ragged, graph, rows = None, None, list[slice]()
         if not beside:
-            if self._captures and self._graph is None:
+            if self._graph is None:
                 self._graph = self._capture(None)
             graph = self._graph
         elif room := self._room_for(beside):
@@ -259,7 +255,7 @@ class DeviceStep:
             return None
         if tokens not in self._rooms:
             ragged = Ragged.room(tokens, self.batch.shape, self._results.device)
-            self._rooms[tokens] = ragged, self._capture(ragged) if self._captures else None
+            self._rooms[tokens] = ragged, self._capture(ragged)
         return self._rooms[tokens] if self._rooms[tokens][0].holds(beside) else None
 
     def read(self) -> Result:

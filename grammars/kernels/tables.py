@@ -131,7 +131,7 @@ class States:
 def _sent(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A host's array on the device; the host does not wait for the copy."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _vocabulary(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

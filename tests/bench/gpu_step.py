@@ -14,6 +14,7 @@ import torch
 
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.device.beside import Beside
+from agentkit.engine.device.capture import Graphs
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu import sampler, sampler_reference
@@ -128,8 +129,8 @@ def _logits(decoder: DeviceDecoder, batch: Batch, parts: Sequence[Part]) -> torc
 def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
     """Seconds of a whole step: without a grammar, with a known mask, with one that is built each time; captured and not."""
     found, before = [], setup.pick(1024, PAGE + 1)
-    words = vocabulary(model.config.vocab_size)
-    for size in setup.pick((1, 8, 64, 256), (2,)):
+    words, graphs = vocabulary(model.config.vocab_size), None if setup.smoke else Graphs(setup.device)
+    for size in setup.pick((64, 1, 8, 256), (2,)):
         spans = spans_for([(before, 2 * PAGE)] * size)
         decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers))
         row: Figures = {"batch": size, "context": before}
@@ -141,7 +142,7 @@ def steps(setup: Setup, model: Decoder, box: Box) -> Figures:
                 step = DeviceStep(
                     Bucket(size, len(spans[0].pages), grammars=kind != "free"), partial(_logits, decoder), step_kernels("triton", setup.device), setup.device,
                     width=model.config.vocab_size, vocab_size=len(words), stops=words.stop_token_ids,
-                    tables=Tables.of(host, size, setup.device), graph=graph,
+                    tables=Tables.of(host, size, setup.device), graphs=graphs if graph else None,
                 )  # fmt: skip
                 for number, span in enumerate(spans):
                     step.load(number, 1, before, span.tables, Draw(SamplingParams(temperature=1.0, seed=number), number), None if kind == "free" else place)
@@ -167,7 +168,7 @@ def mixed(setup: Setup, model: Decoder, box: Box) -> Figures:
         *own, prompt = spans
         step = DeviceStep(
             Bucket(size, len(own[0].pages), draws=False), partial(_logits, decoder), step_kernels("triton", setup.device), setup.device,
-            width=model.config.vocab_size, vocab_size=model.config.vocab_size, stops=(), graph=setup.device.type == "cuda",
+            width=model.config.vocab_size, vocab_size=model.config.vocab_size, stops=(), graphs=None if setup.smoke else Graphs(setup.device),
         )  # fmt: skip
         runs = [Beside(BatchSpan(span.tables, before, [1] * run), number) for number, span in enumerate(own[: max(1, size // 8)])]
         row: Figures = {"batch": size, "context": before}

@@ -42,6 +42,13 @@ def read(stored, dim, size, out, panel):
     transpose_page(stored, 0, size, dim // LANES, panel)
 
 
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_there_may_be_no_rows_at_all(dtype: torch.dtype) -> None:
+    """As where a step is nothing but padding."""
+    assert encode(torch.empty(2, 0, 16), dtype, keys=True).shape == (2, 0, row_size(dtype, 16))
+    assert encode(torch.empty(0, 2, 16).transpose(0, 1), dtype, keys=False).shape == (2, 0, row_size(dtype, 16))
+
+
 @kernels_only
 @pytest.mark.parametrize("dtype", EIGHT_BITS)
 @pytest.mark.parametrize("dim", [8, 64, 80])

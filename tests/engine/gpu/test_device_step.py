@@ -9,6 +9,7 @@ import torch
 
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.device.beside import Ragged
+from agentkit.engine.device.capture import Graphs
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
 from agentkit.engine.kernels.gpu.choose import step_kernels
@@ -39,10 +40,10 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
     host.know(place, matcher.arena, matcher.state)
     Ahead(host).look_ahead(place, matcher.arena, matcher.state, 1)
     host.expand_near(place, 50)
-    bucket, memory = Bucket(4, 8, grammars=True, history=True, logprobs=True), torch.cuda.graph_pool_handle() if graph else None
+    bucket = Bucket(4, 8, grammars=True, history=True, logprobs=True)
     step = DeviceStep(
         bucket, forward, step_kernels(kernels, torch.device(device)), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
-        tables=Tables.of(host, 4, device), graph=graph, memory=memory,
+        tables=Tables.of(host, 4, device), graphs=Graphs(torch.device(device)) if graph else None,
     )  # fmt: skip
     step.load(0, 7, PAGE - 2, [[3, 5]], Draw(SAMPLED, seed=1, written=[7]), place)
     step.load(2, 9, 4, [[6]], Draw(SamplingParams(temperature=0.0)), None)
