@@ -17,6 +17,7 @@ from agentkit.engine.device.beside import Ragged
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
@@ -82,7 +83,7 @@ def step_of(model: Decoder, kv: torch.dtype, reach: Reach, shared: int = 0) -> D
     bucket = Bucket(4, 32, grammars=True, history=True, logprobs=True, biases=2, shared=shared)
     c, row = model.config, row_size(kv, model.config.head_dim, NOWHERE)
     data = torch.empty(c.num_layers, 2, c.num_kv_heads, 64 * PAGE, row, dtype=kv, device=NOWHERE)
-    run = partial(forward, DeviceDecoder(model, data, "triton", reach))
+    run = partial(forward, DeviceDecoder(model, [KVLayer.of(rows) for rows in data], "triton", reach))
     tables = Tables.of(Pushdown(VOCABULARY, states=50, rows=20), 4, NOWHERE)
     return DeviceStep(
         bucket, run, step_kernels("triton", NOWHERE), NOWHERE, width=c.vocab_size, vocab_size=c.vocab_size, stops=[1], tables=tables,
@@ -102,7 +103,7 @@ def test_a_captured_step_asks_nothing_of_the_host(kind: str, monkeypatch: pytest
     variant, kv, policy, shared = KINDS[kind]
     model = elsewhere(decoder(**{**VARIANTS[variant], "dim": 16, "vocabulary": WIDTH}))
     step = step_of(model, kv, Reach() if policy is None else reach_of(policy, model.config), shared)
-    room = Ragged.room(32, 4, 32, NOWHERE)
+    room = Ragged.room(32, step.batch.shape, NOWHERE)
     with torch.inference_mode():
         for beside in (None, room):
             step._rehearse(beside)
@@ -141,8 +142,8 @@ def test_a_step_leaves_everything_at_its_address() -> None:
     assert len(before) > 20
     for _ in range(3):
         step.launch()
-    step.load(1, 3, PAGE, [1, 2], Draw(SAMPLED, seed=5, written=[7, 8]), None)
-    step.set_pages(0, [3, 5, 9])
+    step.load(1, 3, PAGE, [[1, 2]], Draw(SAMPLED, seed=5, written=[7, 8]), None)
+    step.set_pages(0, [[3, 5, 9]])
     step.retire(2)
     step.launch()
     step.forget()
