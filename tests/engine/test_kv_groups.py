@@ -298,7 +298,9 @@ def test_admission_counts_windows_once() -> None:
     assert pool.capacity == (1300 - 5 * 33) * 32
 
 
-@pytest.mark.parametrize(("route", "policy"), [("kernels", "auto"), ("torch", "auto"), ("kernels", Window(150)), ("device", "auto")], ids=str)
+@pytest.mark.parametrize(
+    ("route", "policy"), [("kernels", "auto"), ("torch", "auto"), ("device", "auto"), ("kernels", Window(150)), ("device", Window(150))], ids=str
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_events(seed: int, route: str, policy: str | Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that begin alike grow, fork, end, are pinned and cut back in a memory too small for them; every logit is that of plain attention."""

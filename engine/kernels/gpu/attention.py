@@ -276,7 +276,7 @@ def attend(
     take part in the softmax and bring no value.   lse [T, H] float32: receives the log-sum-exp of the scores, sinks included.
     launch: how it is cut; None: by rule.
     """
-    launch = launch or _launch(q, layer, batch.shape)
+    launch = launch or _launch(q, layer, batch.shape, window)
     rules, tables = _Rules(scale, window, softcap, sinks), _Tables.of(batch, layer.table)
     if launch.splits == 1:
         out = _empty(q)
@@ -332,7 +332,7 @@ def attend_streaming(
     back [T, H, D]: the queries as they meet those keys, turned back by the positions that lie between them and the window. A token whose
     window reaches back to the sinks sees all keys as one run, by its own query.
     """
-    launch = launch or _launch(q, layer, batch.shape)
+    launch = launch or _launch(q, layer, batch.shape, window)
     parts, part_lse = _partials(q, 1 + launch.splits)
     tables = _Tables(batch.query_starts, batch.lengths, batch.pages[layer.table], None, batch.shape, causal=False)
     once = replace(launch, splits=1)
@@ -341,8 +341,9 @@ def attend_streaming(
     return _merged(q, parts, part_lse, None)
 
 
-def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
-    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
+def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape, window: int | None = None) -> Launch:
+    coded = layer.key_scales is not None
+    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, window=window)
 
 
 def _empty(q: torch.Tensor) -> torch.Tensor:

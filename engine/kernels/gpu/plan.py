@@ -69,8 +69,12 @@ class Part(NamedTuple):
     prefix: Prefix | None = None
 
 
-def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False) -> Launch:
+def launch_for(
+    shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False, window: int | None = None
+) -> Launch:
     """dtype: of the queries.   processors: of the device; each should have a few programs.   coded: keys and values are in 8 bits.
+
+    window: keys that a token sees at most; None: any number.
 
     The sizes are those with which nothing spills from an H200's registers: tests/engine/gpu/test_hopper.py.
     """
@@ -81,7 +85,8 @@ def launch_for(shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtyp
     launch = Launch(block_m, block_n, warps=8 if block_m >= 128 or not narrow else 4, stages=3 if narrow and head_dim <= 128 else 2)
     programs = launch.tiles(shape, group) * kv_heads
     by_need = next_power(-(-PROGRAMS_PER_PROCESSOR * processors // programs))
-    by_keys = max(1, shape.max_length // LEAST_KEYS)
+    keys = shape.max_length if window is None else min(shape.max_length, window + launch.tokens_per_tile(group))
+    by_keys = max(1, keys // LEAST_KEYS)
     by_memory = max(1, PARTIAL_BYTES // (shape.tokens * heads * head_dim * 4))
     splits = min(MAX_SPLITS, by_need, by_keys, by_memory)
     return Launch(launch.block_m, launch.block_n, splits, launch.warps, launch.stages)

@@ -40,13 +40,13 @@ def step_on(device: str, *, graph: bool, kernels: str) -> DeviceStep:
     host.know(place, matcher.arena, matcher.state)
     Ahead(host).look_ahead(place, matcher.arena, matcher.state, 1)
     host.expand_near(place, 50)
-    bucket = Bucket(4, 8, grammars=True, history=True, logprobs=True)
+    bucket = Bucket(4, 8, grammars=True, history=True, logprobs=True, page_tables=2)
     step = DeviceStep(
         bucket, forward, step_kernels(kernels, torch.device(device)), torch.device(device), width=WIDTH, vocab_size=len(TOKENS), stops=[STOP],
         tables=Tables.of(host, 4, device), graphs=Graphs(torch.device(device)) if graph else None,
     )  # fmt: skip
-    step.load(0, 7, PAGE - 2, [[3, 5]], Draw(SAMPLED, seed=1, written=[7]), place)
-    step.load(2, 9, 4, [[6]], Draw(SamplingParams(temperature=0.0)), None)
+    step.load(0, 7, PAGE - 2, [[3, 5], [13, 15]], Draw(SAMPLED, seed=1, written=[7]), place)
+    step.load(2, 9, 4, [[6], [16]], Draw(SamplingParams(temperature=0.0)), None)
     return step
 
 
@@ -64,11 +64,19 @@ def test_a_step_leaves_the_next_one_s_input() -> None:
     assert batch.token_ids[[0, 2]].tolist() == third[:2]
     assert batch.positions.tolist() == [PAGE + 1, 0, 7, 0]
     assert batch.lengths.tolist() == [PAGE + 2, 0, 8, 0]
-    assert batch.slots.tolist() == [[5 * PAGE + 1, NOWHERE, 6 * PAGE + 7, NOWHERE]]
+    assert batch.slots.tolist() == [[page * PAGE + 1, NOWHERE, (page + 1) * PAGE + 7, NOWHERE] for page in (5, 15)]
     assert step.sampling.positions[0] == 3
     assert step.sampling.history is not None
     assert int(step.sampling.history[0].sum()) == 2 * 4
     assert step.status.tolist() == [FINE, STOPPED, FINE, STOPPED]
+
+
+def test_pages_are_told_from_the_first_that_has_changed() -> None:
+    step = step_on("cpu", graph=False, kernels="reference")
+    step.set_pages(0, [[9, 8, 7], [19, 18, 17]], first=1)
+    assert step.batch.pages[:, 0, :3].tolist() == [[3, 8, 7], [13, 18, 17]]
+    results(step, 2)
+    assert step.batch.slots[:, 0].tolist() == [8 * PAGE, 18 * PAGE]
 
 
 def test_nobody_is_in_a_place_that_was_retired() -> None:
@@ -78,7 +86,7 @@ def test_nobody_is_in_a_place_that_was_retired() -> None:
     before = step.batch.token_ids.tolist()
     results(step, 1)
     assert step.batch.token_ids.tolist()[0] == before[0]
-    assert step.batch.slots[0, 0] == NOWHERE
+    assert step.batch.slots[:, 0].tolist() == [NOWHERE] * 2
     assert step.status.tolist() == [STOPPED, STOPPED, FINE, STOPPED]
 
 
@@ -90,7 +98,7 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     step._rehearse(None)
     step._rehearse(Ragged.room(8, step.batch.shape, torch.device("cpu")))
     assert got + results(step, 2) == want
-    assert step.batch.slots[0, 2] != NOWHERE
+    assert NOWHERE not in step.batch.slots[:, 2].tolist()
 
 
 @pytest.mark.gpu

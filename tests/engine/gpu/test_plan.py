@@ -22,6 +22,12 @@ def test_decode_splits_keys_until_every_processor_has_work(requests: int, length
     assert programs >= 132 or launch.splits in (MAX_SPLITS, max(1, length // LEAST_KEYS))
 
 
+def test_a_window_is_not_split_as_a_long_text_would_be() -> None:
+    shape = BatchShape(1, 1, 1024, 1, queries=1)
+    launches = [launch_for(shape, 4, 1, 256, torch.bfloat16, processors=132, window=window) for window in (None, 512, 100, 40_000)]
+    assert [launch.splits for launch in launches] == [MAX_SPLITS, 2, 1, MAX_SPLITS]
+
+
 def test_long_prompts_take_wide_tiles_and_no_splits() -> None:
     launch = launch_for(BatchShape(8192, 1, 256, 1, queries=8192), 28, 4, 128, torch.bfloat16, processors=132)
     assert (launch.block_m, launch.block_n, launch.splits) == (128, 64, 1)
