@@ -23,6 +23,7 @@ from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
+from agentkit.engine.kv_groups import by_window
 from agentkit.engine.kv_policy import Reach, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder, Dense
 from agentkit.grammars.device import Pushdown
@@ -80,10 +81,11 @@ def forward(decode: DeviceDecoder, batch: Batch, parts: Sequence[Part]) -> torch
 
 def step_of(model: Decoder, kv: torch.dtype, reach: Reach, shared: int = 0) -> DeviceStep:
     """A step that does all that any step does, over the Triton kernels."""
-    bucket = Bucket(4, 32, grammars=True, history=True, logprobs=True, biases=2, shared=shared)
     c, row = model.config, row_size(kv, model.config.head_dim, NOWHERE)
-    data = torch.empty(c.num_layers, 2, c.num_kv_heads, 64 * PAGE, row, dtype=kv, device=NOWHERE)
-    run = partial(forward, DeviceDecoder(model, [KVLayer.of(rows) for rows in data], "triton", reach))
+    groups = by_window(reach, c.num_layers, c.max_position)
+    bucket = Bucket(4, 32, grammars=True, history=True, logprobs=True, biases=2, shared=shared, page_tables=groups.tables)
+    data = torch.empty(groups.width, 2, c.num_kv_heads, 64 * PAGE, row, dtype=kv, device=NOWHERE)
+    run = partial(forward, DeviceDecoder(model, [KVLayer.of(data[stored], table) for table, stored in groups.places], "triton", reach))
     tables = Tables.of(Pushdown(VOCABULARY, states=50, rows=20), 4, NOWHERE)
     return DeviceStep(
         bucket, run, step_kernels("triton", NOWHERE), NOWHERE, width=c.vocab_size, vocab_size=c.vocab_size, stops=[1], tables=tables,
@@ -93,6 +95,7 @@ def step_of(model: Decoder, kv: torch.dtype, reach: Reach, shared: int = 0) -> D
 KINDS = {
     "plain": ("llama", torch.bfloat16, None, 0), "shared": ("llama", torch.bfloat16, None, 16), "8 bits": ("qwen3", torch.int8, None, 0),
     "fp8": ("llama", torch.uint8, None, 16), "windows": ("gemma", torch.bfloat16, Window(60), 0), "sinks": ("qwen3", torch.int8, Streaming(4, 32), 0),
+    "windows of some layers": ("gemma", torch.bfloat16, "auto", 16),
 }  # fmt: skip
 
 
@@ -142,8 +145,8 @@ def test_a_step_leaves_everything_at_its_address() -> None:
     assert len(before) > 20
     for _ in range(3):
         step.launch()
-    step.load(1, 3, PAGE, [[1, 2]], Draw(SAMPLED, seed=5, written=[7, 8]), None)
-    step.set_pages(0, [[3, 5, 9]])
+    step.load(1, 3, PAGE, [[1, 2], [11, 12]], Draw(SAMPLED, seed=5, written=[7, 8]), None)
+    step.set_pages(0, [[3, 5, 9], [13, 15, 19]])
     step.retire(2)
     step.launch()
     step.forget()
