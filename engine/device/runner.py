@@ -42,7 +42,7 @@ class DeviceRunner:
     def __init__(self, model: Model, pool: KVPool, kernels: str = "triton") -> None:
         self._model = model
         self._pool = pool
-        self._kernels = kernel_set(kernels, pool.data.device)
+        self._kernels = kernel_set(kernels, pool.data.device, pool.data.dtype)
         self._layers = [KVLayer.of(pool.data[stored], table) for table, stored in pool.groups.places]
         self.decoder = DeviceDecoder(model, self._layers, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
         self._adapters = AdapterStacks(model.layers, self._kernels, model.dtype, model.device) if isinstance(model, Decoder) else None

@@ -21,6 +21,8 @@ from agentkit.grammars.kernels.tables import States, Tables
 __all__ = ["KERNEL_SETS", "Kernels", "StepKernels", "kernel_set", "step_kernels"]
 
 KERNEL_SETS = ("triton", "reference")
+ANY, FP8 = ((8, 0), "a model on a GPU", "device='cpu'"), ((8, 9), "kv='fp8'", "kv='int8'")
+"""The compute capability that a GPU must have, what for, and what serves without."""
 
 
 class Kernels(Protocol):
@@ -62,9 +64,12 @@ class StepKernels(Protocol):
     def advance(self, tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None: ...
 
 
-def kernel_set(name: str, device: torch.device) -> Kernels:
-    """What a decoder calls. name: one of KERNEL_SETS.   device: where the tensors are. Raises EngineError where Triton is missing or cannot run there."""
-    _check(name, device)
+def kernel_set(name: str, device: torch.device, held: torch.dtype | None = None) -> Kernels:
+    """What a decoder calls. name: one of KERNEL_SETS.   device: where the tensors are.   held: the pool's type, if there is one.
+
+    Raises EngineError where Triton is missing, or the device cannot run its kernels or has no numbers of that type.
+    """
+    _check(name, device, held)
     if name == "reference":
         from agentkit.engine.kernels.gpu import reference
 
@@ -92,7 +97,7 @@ def _joined(sampler: ModuleType, pushdown: ModuleType) -> StepKernels:
     return cast(StepKernels, SimpleNamespace(sample=sampler.sample, find_rows=pushdown.find_rows, build_rows=pushdown.build_rows, advance=pushdown.advance))
 
 
-def _check(name: str, device: torch.device) -> None:
+def _check(name: str, device: torch.device, held: torch.dtype | None = None) -> None:
     if name not in KERNEL_SETS:
         raise ValueError(f"kernels must be one of {', '.join(map(repr, KERNEL_SETS))}, not {name!r}")
     if name == "reference":
@@ -103,3 +108,7 @@ def _check(name: str, device: torch.device) -> None:
         raise EngineError("kernels for a GPU need Triton, which is not installed here: pip install triton (Linux)") from error
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise EngineError(f"Triton's kernels run on a CUDA GPU, and the model is on {device}; on the CPU use the engine's own kernels (device='cpu')")
+    if device.type == "cuda":
+        has, (needed, what, instead) = torch.cuda.get_device_capability(device), FP8 if held == torch.uint8 else ANY
+        if has < needed:
+            raise EngineError(f"{what} needs a GPU of compute capability {needed[0]}.{needed[1]}, and {device} has {has[0]}.{has[1]}; use {instead}")

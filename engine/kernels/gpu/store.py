@@ -26,11 +26,12 @@ def put(rows, spot, valid, stored, scales, scale_spot, kept, LARGEST: tl.constex
     kept [N]: rows to store at all; valid [N, D]: the same, without columns beyond the head.   WHOLE: codes are whole numbers.
     """
     if LARGEST > 0:
-        step = tl.max(tl.abs(rows), 1) / LARGEST
+        largest = tl.max(tl.abs(rows), 1)
+        step = tl.math.div_rn(largest, tl.zeros_like(largest) + LARGEST)  # "/" may be off by the last bit, and bytes are to be those of kv_format
         bits = (step.to(tl.int32, bitcast=True) + 0xFFFF) >> 16  # the bfloat16 that is not below it
         tl.store(scales + scale_spot, bits.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=kept)
         step = (bits << 16).to(tl.float32, bitcast=True)
-        rows = rows / tl.where(step > 0, step, 1.0)[:, None]
+        rows = tl.math.div_rn(rows, tl.zeros_like(rows) + tl.where(step > 0, step, 1.0)[:, None])
         if WHOLE:
             rows = (rows + TO_WHOLE) - TO_WHOLE
     tl.store(stored + spot, rows.to(stored.dtype.element_ty), mask=valid)

@@ -190,9 +190,19 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         choose.kernel_set("cuda", cpu)
     import triton
 
+    assert choose.kernel_set("triton", cpu)  # imported while kernels are interpreted
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(EngineError, match="run on a CUDA GPU, and the model is on cpu"):
         choose.kernel_set("triton", cpu)
+    gpu = torch.device("cuda", 0)
+    for capability, held, said in (
+        ((7, 5), torch.float16, "8.0, and cuda:0 has 7.5; use device='cpu'"),
+        ((8, 6), torch.uint8, "8.9, and cuda:0 has 8.6; use kv='int8'"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: of)
+        with pytest.raises(EngineError, match=said):
+            choose.kernel_set("triton", gpu, held)
+    assert choose.kernel_set("triton", gpu, torch.int8)
     with pytest.raises(EngineError, match="torch sees no CUDA GPU"):
         load_model(_folder(tmp_path), device="cuda")
     with pytest.raises(ValueError, match="has been loaded on cpu"):
