@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypedDict, TypeVar, Unpack
 
@@ -21,10 +21,11 @@ from agentkit.events import Event, FinalEvent, Step, TextDelta, ToolsEvent, Turn
 from agentkit.execute import APPROVE_HELP, Approve
 from agentkit.loop import Instructions, Run, RunPlan, Validator
 from agentkit.messages import Message, check_history
-from agentkit.model import ChatModel, Sampling
+from agentkit.model import AsyncClosing, ChatModel, Sampling
 from agentkit.output import OutputSpec
 from agentkit.pending import Pending, run_blocking
 from agentkit.result import RunResult
+from agentkit.sources import chat_model
 from agentkit.streams import StreamBlock
 from agentkit.tool import Tool, as_tool
 from agentkit.usage import UsageLimits
@@ -39,13 +40,15 @@ OutputT = TypeVar("OutputT", default=str)
 _Given = TypeVar("_Given")
 
 _CHOICES = ("auto", "required", "none")
-_REMOTE = ("openai", "vllm", "sglang", "llamacpp")  # prefixes of names that mean a server
 _MANY_CALLS = 8  # bound on calls in one turn where parallel_tool_calls=True
 
 
 class AgentOptions(TypedDict, total=False):
     """Options of an Agent; see there."""
 
+    model: Engine | ChatModel | str | None
+    api_key: str | None
+    server: str | None
     tools: Sequence[Tool[..., Any] | Callable[..., Any]]
     instructions: Instructions
     retries: int
@@ -67,7 +70,12 @@ class Agent(Generic[DepsT, OutputT]):
     """A model with tools and instructions.
 
     Args:
-        model: an Engine, the name of a local model ("smollm2-135m": its engine is made at the first run and shared), or any ChatModel.
+        source: what serves the model: an Engine, the name of a local model ("smollm2-135m": its engine is made at the first run and shared),
+            "openai:MODEL", the address of an OpenAI-compatible server ("http://localhost:8000/v1"), or any ChatModel.
+        model: for an address: the model's name on that server; None where it serves only one. (Without `source`: the source itself.)
+        api_key: for a server; None: OPENAI_API_KEY for "openai:MODEL", and no key for an address.
+        server: the kind of server ("vllm", "sglang", "llamacpp" ...); None: as it says itself. See agentkit.remote.RemoteModel, which takes
+            time limits, retries and headers too.
         tools: functions, methods, Pydantic models or Tools. All of them are described to the model in every request.
         instructions: ahead of every conversation; text, or a function of the RunContext that gives it. Not part of the messages.
         output_type: of the final answer: str for free text, or anything Pydantic validates (a list: alternatives).
@@ -89,19 +97,31 @@ class Agent(Generic[DepsT, OutputT]):
     """
 
     @overload
-    def __init__(self: Agent[DepsT, str], model: Engine | ChatModel | str, *, deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]) -> None: ...
+    def __init__(
+        self: Agent[DepsT, str], source: Engine | ChatModel | str = ..., /, *, deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
+    ) -> None: ...
     @overload
     def __init__(
-        self, model: Engine | ChatModel | str, *, output_type: type[OutputT], deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
+        self, source: Engine | ChatModel | str = ..., /, *, output_type: type[OutputT], deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
     ) -> None: ...
     @overload  # a union, a list of alternatives: type checkers cannot tell what comes out
     def __init__(
-        self: Agent[DepsT, Any], model: Engine | ChatModel | str, *, output_type: Any, deps_type: type[DepsT] | None = ..., **options: Unpack[AgentOptions]
+        self: Agent[DepsT, Any],
+        source: Engine | ChatModel | str = ...,
+        /,
+        *,
+        output_type: Any,
+        deps_type: type[DepsT] | None = ...,
+        **options: Unpack[AgentOptions],
     ) -> None: ...
     def __init__(
         self,
-        model: Engine | ChatModel | str,
+        source: Engine | ChatModel | str | None = None,
+        /,
         *,
+        model: Engine | ChatModel | str | None = None,
+        api_key: str | None = None,
+        server: str | None = None,
         tools: Sequence[Tool[..., Any] | Callable[..., Any]] = (),
         instructions: Instructions = "",
         output_type: Any = str,
@@ -121,7 +141,10 @@ class Agent(Generic[DepsT, OutputT]):
         adapter: str | None = None,
     ) -> None:
         self.name = name
-        self.model = _chat_model(model, protocol, adapter)
+        if source is None:
+            source, model = model, None
+        self.model = chat_model(source, protocol, adapter, {"model": model, "api_key": api_key, "server": server})
+        self._owns_model = isinstance(source, str)
         self.tools = _by_name(tools)
         self.instructions = (
             instructions if isinstance(instructions, str) else _callable("instructions", instructions, "text, or a function of the context that gives it")
@@ -146,7 +169,7 @@ class Agent(Generic[DepsT, OutputT]):
 
         Raises:
             InvalidOption, HistoryError: at once.
-            ToolError, ModelRetryExceeded, UsageLimitExceeded, EngineError, GrammarError: while it runs.
+            ToolError, ModelRetryExceeded, UsageLimitExceeded, EngineError, GrammarError, RemoteError: while it runs.
         """
         plan = self._plan(prompt, options)
         return Pending(lambda: _drain(plan), "agent.run()")
@@ -176,6 +199,30 @@ class Agent(Generic[DepsT, OutputT]):
             async for event in stream:
                 if isinstance(event, TurnEvent | ToolsEvent | FinalEvent):
                     yield event
+
+    def close(self) -> None:
+        """Closes what the agent opened: connections to a server, prompts pinned in a shared engine. An Engine or ChatModel it was given stays open."""
+        if self._owns_model:
+            self.model.close()
+
+    async def aclose(self) -> None:
+        """The same, and waits for connections of the running event loop to be closed."""
+        if self._owns_model and isinstance(self.model, AsyncClosing):
+            await self.model.aclose()
+        else:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def _plan(self, prompt: str | None, options: RunOptions) -> RunPlan:
         unknown = options.keys() - RunOptions.__annotations__.keys()
@@ -314,30 +361,6 @@ def _check_prompt(prompt: Any, history: Sequence[Message]) -> None:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise InvalidOption(f"the prompt has a lone surrogate at {error.start}, which has no UTF-8 form; give valid Unicode") from error
-
-
-def _chat_model(model: Any, protocol: TurnProtocol | str | None, adapter: str | None) -> ChatModel:
-    if adapter is not None and not isinstance(adapter, str):
-        raise InvalidOption(f"adapter must be the name of a loaded adapter or None, not {adapter!r}")
-    if isinstance(model, str):
-        if model.startswith(("http://", "https://")) or model.partition(":")[0] in _REMOTE:
-            raise InvalidOption(f"{model!r} names a remote server, which this version cannot use; give a local model, such as 'smollm2-135m', or any ChatModel")
-        return _local(model, protocol, adapter)
-    if isinstance(model, ChatModel):
-        if protocol is not None:
-            raise InvalidOption("protocol is for local models; a ChatModel writes calls in its own way")
-        if adapter is not None:
-            raise InvalidOption(f"adapter={adapter!r} is for local models; give the Engine that has loaded it, or leave it out")
-        return model
-    if hasattr(model, "encode_chat") and hasattr(model, "astream"):
-        return _local(model, protocol, adapter)
-    raise InvalidOption(f"the model is {type(model).__name__}; give an Engine, the name of a local model, or a ChatModel (agentkit.model)")
-
-
-def _local(engine: Any, protocol: TurnProtocol | str | None, adapter: str | None) -> ChatModel:
-    from agentkit.local_model import LocalModel
-
-    return LocalModel(engine, protocol, adapter)
 
 
 def _limits(limits: Any) -> UsageLimits:

@@ -19,6 +19,12 @@
     │   ├── NumericalError            the model produced NaN, or a mask left nothing to sample
     │   └── GenerationTruncated       output was cut before it was complete
     │       └── GenerationTimeout     ... because its timeout passed
+    ├── RemoteError                   a remote server did not give a whole answer
+    │   ├── RemoteUnavailable         it cannot be reached, is busy or broke down, also after retries
+    │   │   └── RemoteTimeout         ... or it took too long
+    │   ├── RemoteRefused             it does not accept the request: the key, the model, an option
+    │   ├── RemoteProtocolError       what it sent is not what the API says, or ends before it is complete
+    │   └── ModelRefusal              the model, or a filter behind it, refused to answer
     ├── ToolError                     a tool is declared wrongly, or failed while running
     │   ├── ToolDefinitionError       a function or model cannot be made a tool
     │   └── ToolTimeout               a tool ran past its time limit
@@ -55,10 +61,16 @@ __all__ = [
     "InvalidGrammar",
     "InvalidOption",
     "ModelNotFound",
+    "ModelRefusal",
     "ModelRetry",
     "ModelRetryExceeded",
     "NoTokenPath",
     "NumericalError",
+    "RemoteError",
+    "RemoteProtocolError",
+    "RemoteRefused",
+    "RemoteTimeout",
+    "RemoteUnavailable",
     "ToolDefinitionError",
     "ToolError",
     "ToolTimeout",
@@ -211,6 +223,55 @@ class GenerationTruncated(EngineError):
 
 class GenerationTimeout(GenerationTruncated, TimeoutError):
     """The request's `timeout` passed before its output was complete; also a TimeoutError."""
+
+
+class RemoteError(AgentKitError):
+    """A remote server did not give a whole answer; nothing of it counts.
+
+    Attributes:
+        status: HTTP status of the answer; None where there was none, or where the error came inside a stream.
+        code: the server's own name for the error, if it gave one ("rate_limit_exceeded").
+        request_id: the server's number for the request, for its operators; None if it gave none.
+        retry_after: seconds after which the server asked to be tried again, or None.
+        text: the part of the answer that had come.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        text: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.retry_after = retry_after
+        self.text = text
+
+
+class RemoteUnavailable(RemoteError):
+    """The server cannot be reached, is busy (429) or broke down (5xx), also after the retries that were allowed."""
+
+
+class RemoteTimeout(RemoteUnavailable, TimeoutError):
+    """No connection, no further data, or no complete answer in time; also a TimeoutError."""
+
+
+class RemoteRefused(RemoteError):
+    """The server does not accept the request as it is: trying again would not help."""
+
+
+class RemoteProtocolError(RemoteError):
+    """What came is not what the API says, or its stream ended before the turn was complete."""
+
+
+class ModelRefusal(RemoteError):
+    """The model, or a content filter behind it, refused to answer; `text` holds what it said."""
 
 
 class ToolError(AgentKitError):

@@ -210,7 +210,7 @@ def _reasoning(engine: Engine, protocol: TurnProtocol, prompt: list[int]) -> Rea
 
 
 def _request_usage(usage: Usage) -> RequestUsage:
-    return RequestUsage(**{name: getattr(usage, name) for name in RequestUsage.__dataclass_fields__})
+    return RequestUsage(**{name: getattr(usage, name) for name in RequestUsage.__dataclass_fields__ if name != "reasoning_tokens"})
 
 
 def _release(pins: OrderedDict[str, Pin]) -> None:

@@ -37,6 +37,7 @@ Validator = Callable[..., Any]
 _Answers = dict[str, ToolCall | RetryMessage]  # by call id
 _Failures = dict[str, Exception | None]  # what failed in a turn, and why
 
+_UNCOUNTED = ""  # key of a refusal that is no failure of the model
 _UNKNOWN, _OUTPUT = "(a tool that was not offered)", "(the answer)"
 
 
@@ -88,6 +89,7 @@ class Run:
         self._last: list[tuple[str, str, str | None]] = []  # what the last turn called, and what came of it
         self._repeats = 0  # turns in a row that only repeated the one before
         self._specs = tuple(ToolSpec(tool.name, tool.description, tool.parameters, tool.accepted) for tool in plan.tools.values())
+        self._choice = plan.tool_choice
         self._turn: Turn | None = None
         self._received: list[_Received] = []
 
@@ -112,6 +114,7 @@ class Run:
         self.step += 1
         self._turn, self._received = None, []
         request = await self._request()
+        self._choice = request.tool_choice
         async with aclosing(closing_source(self.plan.model.stream_turn(request))) as stream:
             async for event in stream:
                 if isinstance(event, ModelToken):
@@ -163,6 +166,9 @@ class Run:
     def _receive(self, parsed: ParsedCall) -> _Received:
         """Validates a call. No near-match of a name is ever run."""
         part = CallPart(id=parsed.id or f"call_{uuid.uuid4().hex[:16]}", name=parsed.name, arguments=parsed.arguments)
+        uncalled = self._uncalled_for(parsed.name)
+        if uncalled is not None:
+            return _Received(part, refusal=uncalled[0], key=uncalled[1])
         tool = self.plan.tools.get(parsed.name)
         if tool is None:
             offered = ", ".join(self.plan.tools) or "none"
@@ -173,6 +179,16 @@ class Run:
             refusal = f"The arguments of {tool.name} are not valid:\n{validation_message(error)}"
             return _Received(part, refusal=refusal, key=tool.name, cause=error)
         return _Received(part, ToolCall(part.id, tool.name, arguments, parsed.arguments))
+
+    def _uncalled_for(self, name: str) -> tuple[str, str] | None:
+        """(why, key) where a call is not what the turn was asked for, which a grammar rules out and a server may not."""
+        if len(self._received) >= self.plan.max_calls:
+            return f"Not run: at most {self.plan.max_calls} calls are made in a turn. Make this one in the next turn, if it is still needed.", _UNCOUNTED
+        if self._choice == "none":
+            return "No tool can be called in this turn. Answer.", name
+        if self._choice in self.plan.tools and name != self._choice:
+            return f"Call {self._choice} first.", name
+        return None
 
     # answering calls
 
@@ -186,7 +202,8 @@ class Run:
         for received in self._received:
             if received.call is None:
                 answers[received.part.id] = _refusal(received.part, received.refusal)
-                failed[received.key] = received.cause
+                if received.key != _UNCOUNTED:
+                    failed[received.key] = received.cause
         async with aclosing(self._run_all(to_run, answers, failed)) as ran:
             async for event in ran:
                 yield event

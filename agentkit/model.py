@@ -18,6 +18,7 @@ from agentkit.schema import JSONSchema
 from agentkit.usage import RequestUsage
 
 __all__ = [
+    "AsyncClosing",
     "CallClosed",
     "ChatModel",
     "ModelEvent",
@@ -182,4 +183,13 @@ class ChatModel(Protocol):
 
     def close(self) -> Any:
         """Frees what the model holds."""
+        ...
+
+
+@runtime_checkable
+class AsyncClosing(Protocol):
+    """A ChatModel that can also be closed by awaiting."""
+
+    async def aclose(self) -> None:
+        """Frees what the model holds, and waits for it."""
         ...

@@ -24,6 +24,9 @@ class RequestUsage:
     drafted_tokens, accepted_tokens: speculation: proposed, and kept.
     forwards: runs of the model, prefill included.
     ttft_s: from the request to its first token. tpot_s: mean time for each token after the first. None where there was no such token.
+    reasoning_tokens: output tokens spent on reasoning, as far as a remote server counts them apart.
+
+    Of a remote server only what it says is counted (see docs/guide.md): input, output, cached and reasoning tokens.
     """
 
     input_tokens: int = 0
@@ -35,6 +38,7 @@ class RequestUsage:
     forwards: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ class RunUsage:
     def forwards(self) -> int:
         """Sum over all requests."""
         return sum(request.forwards for request in self.per_request)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Sum over all requests."""
+        return sum(request.reasoning_tokens for request in self.per_request)
 
     @property
     def ttft_s(self) -> float | None:

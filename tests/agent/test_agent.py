@@ -121,9 +121,11 @@ def test_models() -> None:
     local = Agent("smollm2-135m")
     assert isinstance(local.model, LocalModel)
     assert (local.model.name, repr(local)) == ("smollm2-135m", "Agent('smollm2-135m', tools=[])")
-    for remote in ("openai:gpt", "http://localhost:8000/v1"):
-        with pytest.raises(InvalidOption, match="remote server"):
-            Agent(remote)
+    assert Agent(model="smollm2-135m").model.name == "smollm2-135m"
+    with pytest.raises(InvalidOption, match=r"does not say where the server is; write Agent\('http://localhost:8000/v1', model='x', server='vllm'\)"):
+        Agent("vllm:x")
+    with pytest.raises(InvalidOption, match="server= is for a server"):
+        Agent("smollm2-135m", server="vllm")
     with pytest.raises(InvalidOption, match="the model is int"):
         Agent(3)
 

@@ -16,9 +16,6 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agentkit", "engine", "grammars", "tools")
-AHEAD = {  # part of the installation from the start, imported once the feature is there
-    "httpx": "remote servers",
-}
 KNOWN = {
     "triton": "triton",  # not installed everywhere, so its distribution cannot be looked up
     "pydantic_core": "pydantic",  # pydantic pins the one version that belongs to it
@@ -71,7 +68,7 @@ def test_everything_imported_is_declared() -> None:
 
 def test_everything_declared_is_imported() -> None:
     used = set().union(*(distributions_of(name) for name in third_party_imports((*FOLDERS, "tests"))))
-    assert declared(project()["dependencies"]) - used == set(AHEAD)
+    assert declared(project()["dependencies"]) - used == set()
 
 
 def test_every_dependency_is_explained() -> None:
