@@ -33,7 +33,8 @@ class Address:
     @property
     def is_openai(self) -> bool:
         """OpenAI's own servers."""
-        return (urlsplit(self.base).hostname or "").endswith("openai.com")
+        host = urlsplit(self.base).hostname or ""
+        return host == "openai.com" or host.endswith(".openai.com")
 
 
 def is_remote(target: str) -> bool:

@@ -33,17 +33,16 @@ def request_body(request: TurnRequest, server: Server, model: str) -> dict[str, 
     """
     insisted = _answer_is_due(request, server)
     choice = "none" if insisted else request.tool_choice
+    open_to_calls = bool(request.tools) and choice != "none"
     schema = request.output_schema
     shown = schema is not None and not (server.tells_schema and _enforceable(server, schema))
     body: dict[str, Any] = {
         "model": model,
         "messages": chat_messages(request, output_text(schema) if shown else ""),
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **({"stream": True, "stream_options": {"include_usage": True}} if server.streams_calls or not open_to_calls else {"stream": False}),
         **_sampling(request.sampling, server),
         **_tools(request, choice, server),
     }
-    open_to_calls = bool(request.tools) and choice != "none"
     if schema is not None and _enforceable(server, schema) and (not open_to_calls or (choice == "auto" and server.schema_leaves_calls)):
         body["response_format"] = _response_format(schema, server)
     return body
@@ -101,6 +100,8 @@ def _tools(request: TurnRequest, choice: str, server: Server) -> dict[str, Any]:
     tools: Sequence[ToolSpec] = request.tools
     if not tools or (choice == "none" and not server.honours_none):
         return {}
+    if choice == "required" and not server.requires_tool:
+        choice = tools[0].name if len(tools) == 1 else "auto"
     wanted: Any = choice
     if choice not in _ASKED:
         if server.names_tool:
@@ -152,7 +153,8 @@ def _message(message: Message, results: Mapping[str, str]) -> list[dict[str, Any
             return [{"role": "assistant", "content": message.content or ""}]
         calls = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in message.tool_calls]
         answers = [{"role": "tool", "tool_call_id": call.id, "content": results.get(call.id, _KEPT)} for call in message.tool_calls]
-        return [{"role": "assistant", "content": message.content, "tool_calls": calls}, *answers]
+        text = {"content": message.content} if message.content else {}
+        return [{"role": "assistant", **text, "tool_calls": calls}, *answers]
     if isinstance(message, UserMessage) or message.tool_call_id is None:
         return [{"role": "user", "content": message.content}]
     return []

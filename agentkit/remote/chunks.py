@@ -76,7 +76,7 @@ class ChunkReader:
         self._half = ""  # the first half of a character outside the basic plane, where a server cuts it in two
         self._refusal = ""
         self._finish: str | None = None
-        self._begun = False
+        self._begun = self._numbered = False
         self.usage: Mapping[str, Any] = {}
 
     @property
@@ -163,9 +163,10 @@ class ChunkReader:
         calls = delta.get("tool_calls") or []
         if not isinstance(calls, list):
             raise self._malformed("tool_calls", calls)
+        self._numbered = self._numbered or bool(calls)
         for place, part in enumerate(calls):
             events += self._call_part({**part, "index": place} if whole and isinstance(part, dict) else part)
-        if delta.get("function_call"):
+        if delta.get("function_call") and not self._numbered:  # some give each call in both forms
             events += self._call_part({"index": 0, "function": delta["function_call"]})
         return events
 

@@ -15,19 +15,24 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agentkit.engine.checks import integer, number
 from agentkit.errors import InvalidOption, RemoteError, RemoteProtocolError, RemoteTimeout
 from agentkit.remote.address import Address
+from agentkit.remote.chunks import CUT
 from agentkit.remote.clients import Clients
 from agentkit.remote.failures import may_pass, of_exception, of_object, of_response
 from agentkit.remote.sse import EventReader
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
-__all__ = ["DONE", "Bounds", "Connection"]
+__all__ = ["DONE", "Bounds", "Budget", "Connection"]
 
 _CLOSING_S = 0.25
 _LARGEST = 64 << 20  # bytes of an answer that is no stream
@@ -39,7 +44,8 @@ DONE: dict[str, Any] = {}
 class Bounds:
     """Time limits in seconds, and retries.
 
-    total: for one turn, its retries and pauses included. read: between two pieces of an answer, its first one included.
+    total: of waiting for the server in one turn, retries and pauses included; what a reader does between two events is not counted.
+    read: between two pieces of an answer, and before its first.
     max_retries: further attempts where the server is busy or cannot be reached, none of them once a piece has come.
     backoff: pause before the first retry, doubled each time; longest: more than that is never waited, also if a server asks for it.
 
@@ -68,6 +74,31 @@ class Bounds:
         return min(self.backoff * 2.0**attempt, self.longest) * random.uniform(0.75, 1.0)  # not all at the same moment
 
 
+class Budget:
+    """Seconds of waiting that a turn has left. `async with` waits under it, and is never held over a yield, where it would cancel the reader's own work.
+
+    Raises:
+        RemoteTimeout: none are left.
+    """
+
+    def __init__(self, address: Address, seconds: float) -> None:
+        self.left = seconds
+        self._message = f"{address.base} did not complete its answer in {seconds:g} s; timeout= waits longer"
+        self._since = 0.0
+
+    async def __aenter__(self) -> None:
+        self._since = time.monotonic()
+        self._timeout = asyncio.timeout(max(0.0, self.left))
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.left -= time.monotonic() - self._since
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            raise RemoteTimeout(self._message) from late
+
+
 class Connection:
     """A server.
 
@@ -80,50 +111,52 @@ class Connection:
         self._headers = dict(headers)
         self.clients = Clients(self._client)
 
-    async def stream(self, body: Mapping[str, Any], deadline: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, body: Mapping[str, Any], budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         """Chunks of a turn; DONE after the last one if the server said so. Leaving the iterator closes the connection.
-
-        deadline: on time.monotonic's clock.
 
         Raises:
             RemoteError: any kind.
         """
         attempt = 0
         while True:
-            begun = False
+            begun = came = False
             try:
-                async with aclosing(self._attempt(body, deadline)) as chunks:
+                async with aclosing(self._attempt(body, budget)) as chunks:
                     async for chunk in chunks:
-                        begun = begun or _says_something(chunk)
+                        begun, came = begun or _says_something(chunk), True
                         yield chunk
-                return
+                if came:
+                    return
+                raise RemoteProtocolError(f"{self.address.base} ended its answer before it had begun", code=CUT)
             except RemoteError as error:
                 pause = None if begun else self.bounds.pause(attempt, error)
-                if pause is None or time.monotonic() + pause >= deadline:
+                if pause is None or pause >= budget.left:
                     raise
             attempt += 1
-            await asyncio.sleep(pause)
+            async with budget:
+                await asyncio.sleep(pause)
 
-    async def get(self, path: str, deadline: float) -> tuple[int, Mapping[str, str], str]:
+    async def get(self, path: str, budget: Budget) -> tuple[int, Mapping[str, str], str]:
         """(status, headers, body) of GET; retried as streams are, but no status is an error here except those that may pass."""
         attempt = 0
         while True:
             try:
-                return await self._fetch(path, deadline)
+                return await self._fetch(path, budget)
             except RemoteError as error:
                 pause = self.bounds.pause(attempt, error)
-                if pause is None or time.monotonic() + pause >= deadline:
+                if pause is None or pause >= budget.left:
                     raise
             attempt += 1
-            await asyncio.sleep(pause)
+            async with budget:
+                await asyncio.sleep(pause)
 
     # ------------------------------------------------------------------ one attempt
-    async def _fetch(self, path: str, deadline: float) -> tuple[int, Mapping[str, str], str]:
+    async def _fetch(self, path: str, budget: Budget) -> tuple[int, Mapping[str, str], str]:
         import httpx
 
         client = await self.clients.here()
         try:
-            async with self._limit(deadline):
+            async with budget:
                 response = await client.get(self.address.base + path)
         except httpx.HTTPError as error:
             raise of_exception(self.address, error) from error
@@ -132,39 +165,39 @@ class Connection:
             raise failure
         return response.status_code, response.headers, response.text
 
-    async def _attempt(self, body: Mapping[str, Any], deadline: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def _attempt(self, body: Mapping[str, Any], budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         import httpx
 
         client = await self.clients.here()
         request = client.build_request("POST", f"{self.address.base}/chat/completions", content=_encoded(body), headers={"content-type": "application/json"})
         try:
-            async with self._limit(deadline):
+            async with budget:
                 response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise of_exception(self.address, error) from error
         try:
             kind = response.headers.get("content-type", "").lower()
             if not response.is_success:
-                text = await self._whole(response, deadline)
+                text = await self._whole(response, budget)
                 raise of_response(self.address, response.status_code, response.headers, text)
             if "html" in kind:
                 raise RemoteProtocolError(f"{self.address.base} answered with a web page; is it the address of the API? Most have it at …/v1")
             streams = "json" not in kind or "stream" in kind
-            pieces = self._events(response, deadline) if streams else self._whole_completion(response, deadline)
+            pieces = self._events(response, budget) if streams else self._whole_completion(response, budget)
             async with aclosing(pieces) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
             await response.aclose()
 
-    async def _whole_completion(self, response: httpx.Response, deadline: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def _whole_completion(self, response: httpx.Response, budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         """A server that does not stream gives the completion in one piece."""
-        yield self._decoded(await self._whole(response, deadline))
+        yield self._decoded(await self._whole(response, budget))
         yield DONE
 
-    async def _events(self, response: httpx.Response, deadline: float) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, response: httpx.Response, budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         reader = EventReader()
-        async with aclosing(self._pieces(response, deadline)) as pieces:
+        async with aclosing(self._pieces(response, budget)) as pieces:
             async for piece in pieces:
                 for data in reader.feed(piece):
                     if data.strip() == "[DONE]":
@@ -184,31 +217,28 @@ class Connection:
             raise of_object(self.address, chunk.get("error") or chunk)
         return chunk
 
-    async def _whole(self, response: httpx.Response, deadline: float) -> str:
+    async def _whole(self, response: httpx.Response, budget: Budget) -> str:
         body = bytearray()
-        async with aclosing(self._pieces(response, deadline)) as pieces:
+        async with aclosing(self._pieces(response, budget)) as pieces:
             async for piece in pieces:
                 body += piece
                 if len(body) > _LARGEST:
                     raise RemoteProtocolError(f"{self.address.base} sends an answer of more than {_LARGEST} bytes")
         return body.decode("utf-8", "replace")
 
-    async def _pieces(self, response: httpx.Response, deadline: float) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, response: httpx.Response, budget: Budget) -> AsyncGenerator[bytes, None]:
         import httpx
 
         async with aclosing(response.aiter_bytes()) as pieces:  # type: ignore[type-var]  # it is an async generator
             while True:
                 try:
-                    async with self._limit(deadline):
+                    async with budget:
                         piece = await anext(pieces, None)
                 except httpx.HTTPError as error:
                     raise of_exception(self.address, error) from error
                 if piece is None:
                     return
                 yield piece
-
-    def _limit(self, deadline: float) -> _Limit:
-        return _Limit(self.address, deadline, self.bounds.total)
 
     def _client(self) -> httpx.AsyncClient:
         import httpx
@@ -217,24 +247,15 @@ class Connection:
         headers = {"user-agent": "agentkit", **self._headers, **({"authorization": f"Bearer {key.get_secret_value()}"} if key is not None else {})}
         timeout = httpx.Timeout(self.bounds.read, connect=self.bounds.connect, pool=self.bounds.total)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        return httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, follow_redirects=False)
+        return httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, verify=_certificates(), follow_redirects=False)
 
 
-class _Limit:
-    """`async with`: a RemoteTimeout at the deadline. Never held over a yield, where it would cancel the reader's own work."""
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Reading them takes a tenth of a second or more: once for all clients."""
+    import httpx
 
-    def __init__(self, address: Address, deadline: float, total: float) -> None:
-        self._timeout = asyncio.timeout(max(0.0, deadline - time.monotonic()))
-        self._message = f"{address.base} did not complete its answer in {total:g} s; timeout= waits longer"
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError as late:
-            raise RemoteTimeout(self._message) from late
+    return httpx.create_ssl_context()
 
 
 async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:

@@ -20,7 +20,7 @@ from agentkit.model import CallClosed, ModelEvent, ModelToken, TurnEnd, TurnRequ
 from agentkit.remote.address import Address, resolve
 from agentkit.remote.body import request_body
 from agentkit.remote.chunks import ChunkReader
-from agentkit.remote.connection import DONE, Bounds, Connection
+from agentkit.remote.connection import DONE, Bounds, Budget, Connection
 from agentkit.remote.failures import of_response
 from agentkit.remote.servers import OTHER, SERVERS, Server, recognised
 from agentkit.usage import RequestUsage
@@ -92,14 +92,13 @@ class RemoteModel:
             RemoteError: the server did not give a whole turn.
             InvalidOption: the server lacks an option that was asked for.
         """
-        started = time.monotonic()
-        deadline = started + self.bounds.total
-        server, model = await self._known(deadline)
+        clock, done = _Clock(), False
+        budget = Budget(self.address, self.bounds.total)
+        server, model = await self._known(budget)
         body = {**self._extra, **request_body(request, server, model)}
         used = [call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls]
         reader = ChunkReader([tool.name for tool in request.tools], used)
-        clock, done = _Clock(started), False
-        async with aclosing(self._connection.stream(body, deadline)) as chunks:
+        async with aclosing(self._connection.stream(body, budget)) as chunks:
             async for chunk in chunks:
                 done = done or chunk is DONE
                 for event in reader.feed(chunk):
@@ -119,18 +118,18 @@ class RemoteModel:
         """The same, and waits for those of the running event loop."""
         await self._connection.clients.aclose()
 
-    async def _known(self, deadline: float) -> tuple[Server, str]:
+    async def _known(self, budget: Budget) -> tuple[Server, str]:
         """Kind of server and name of the model; asks the server for what is not known, once."""
         if self._server is None or self._model is None:
-            models, server = await self._listed(deadline)
+            models, server = await self._listed(budget)
             self._server = self._server or server
             if self._model is None:
                 self._model = self._only(models)
         return self._server, self._model
 
-    async def _listed(self, deadline: float) -> tuple[list[dict[str, Any]], Server]:
+    async def _listed(self, budget: Budget) -> tuple[list[dict[str, Any]], Server]:
         """The models that the server lists, and what kind of server it seems to be. One without a listing is of no known kind."""
-        status, headers, text = await self._connection.get("/models", deadline)
+        status, headers, text = await self._connection.get("/models", budget)
         if status in (401, 403) or 300 <= status < 400:
             raise of_response(self.address, status, headers, text)
         try:
@@ -151,10 +150,9 @@ class RemoteModel:
 class _Clock:
     """When tokens came."""
 
-    def __init__(self, started: float) -> None:
-        self._started = started
+    def __init__(self) -> None:
+        self._started = self._last = time.monotonic()
         self._first: float | None = None
-        self._last = started
 
     def tick(self) -> None:
         self._last = time.monotonic()

@@ -26,6 +26,8 @@ class Server:
     sampling: options beyond the standard that it takes, with the value that switches each off. They are always sent, since
         these servers otherwise take what a model's own configuration suggests.
     sends_defaults: temperature and top_p are sent where they are 1.0 too; OpenAI's reasoning models refuse to be told.
+    requires_tool: it knows tool_choice "required"; else a lone tool is named, and several are left to the model (the loop insists on a call).
+    streams_calls: turns that may call are streamed; else they come in one piece.
     names_tool: it takes the name of a demanded tool; else that tool alone is sent, as required.
     honours_none: it obeys tool_choice "none"; else no tools are sent then.
     schema_leaves_calls: the schema of an answer binds answers only, so that it can stand beside tools.
@@ -39,6 +41,8 @@ class Server:
     max_tokens: str = "max_tokens"
     sampling: Mapping[str, float] = field(default_factory=dict)
     sends_defaults: bool = True
+    requires_tool: bool = True
+    streams_calls: bool = True
     names_tool: bool = True
     honours_none: bool = True
     schema_leaves_calls: bool = False
@@ -65,7 +69,7 @@ SERVERS: dict[str, Server] = {
         Server("vllm", sampling=_GRAMMAR_SAMPLING, strict="grammar"),
         Server("sglang", sampling={"top_k": -1, "min_p": 0.0}, strict="grammar"),
         Server("llamacpp", sampling=_GRAMMAR_SAMPLING, names_tool=False),
-        Server("llama-cpp-python", sampling=_GRAMMAR_SAMPLING, response_type="json_object"),
+        Server("llama-cpp-python", sampling=_GRAMMAR_SAMPLING, requires_tool=False, streams_calls=False, response_type="json_object"),
         Server("ollama", names_tool=False, honours_none=False),
         Server("lmstudio", names_tool=False, sampling={"top_k": 0, "min_p": 0.0}),
         OTHER,

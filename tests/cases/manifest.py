@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.agent.cases.later import LATER as SDK_LATER
 from tests.cases.bank import CASES, Statement
 
-Feature = Literal["server", "remote servers"]
+Feature = Literal["server"]
 """What a case waits for."""
 
 
@@ -182,9 +181,6 @@ LATER: dict[Statement, Later] = {
     **_waiting("srv-stream-options", "server", _HTTP),
     **_waiting("srv-top-level-shapes", "server", _HTTP),
     **_waiting("srv-unbounded-n", "server", _HTTP),
-    **{
-        (case_id, CASES[case_id]["expect"]["behaviour"].index(statement)): Later("remote servers", reason) for (case_id, statement), reason in SDK_LATER.items()
-    },
 }
 """Statements without a test so far -> what they wait for."""
 

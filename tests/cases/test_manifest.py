@@ -7,7 +7,6 @@ from typing import get_args
 
 import pytest
 
-from tests.agent.cases.later import LATER as SDK_LATER
 from tests.cases.bank import CASES, FILE, Statement, read, statements, wording
 from tests.cases.collected import Found
 from tests.cases.judge import TEXT_FORMS
@@ -52,12 +51,11 @@ def test_what_waits_says_for_what() -> None:
     assert all(len(set(nodes)) == len(nodes) for nodes in TESTED.values())
 
 
-def test_marks_of_sdk_tests_and_the_list_of_later_ones_are_the_banks(collected: dict[str, Found]) -> None:
+def test_marks_of_sdk_tests_are_the_banks(collected: dict[str, Found]) -> None:
     marks = {found.behaviour for found in collected.values() if found.behaviour}
     bank = {(statement[0], wording(statement)) for statement in MARKABLE}
     assert marks <= bank, "a test quotes a statement that is not in the bank"
-    assert not marks & set(SDK_LATER)
-    assert marks | set(SDK_LATER) == bank
+    assert marks == bank, "a statement of kind sdk has no test that quotes it"
 
 
 def test_every_named_test_exists(collected: dict[str, Found]) -> None:

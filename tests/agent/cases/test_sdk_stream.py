@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from agentkit import Agent, ModelRetry, Partial, tool
 from tests.agent.cases.behaviour import behaviour
+from tests.agent.remote.server import Server, sse
 from tests.agent.scripted import ScriptedModel, calls
 
 
@@ -32,6 +33,17 @@ def test_partial_of_a_recursive_model() -> None:
     assert seen.model_dump() == N.model_validate(TREE).model_dump()
     half = form.from_prefix('{"v": 1, "kids": [{"v": 2, "kids": [{"v": 3, "ki')
     assert (half.v, half.kids[0].v, half.kids[0].kids[0].v, half.kids[0].kids[0].kids) == (1, 2, 3, None)
+
+
+@behaviour("sdk-usage-last-chunk", "usage is 2/1/3")
+async def test_usage_of_a_last_chunk_without_choices() -> None:
+    chunks = [
+        {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}},
+    ]
+    async with Server(sse(*chunks)).running() as server:
+        result = await Agent(server.url, model="m", server="other").run("go")
+    assert (result.output, result.usage.input_tokens, result.usage.output_tokens, result.usage.total_tokens) == ("x", 2, 1, 3)
 
 
 @behaviour("sdk-usage-last-chunk", "over several turns and retries the totals are sums, each request once")

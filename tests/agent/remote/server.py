@@ -103,7 +103,7 @@ class Server:
         self.answers, self.models = list(answers), models
         self.asked: list[Asked] = []
         self.listed: list[Asked] = []
-        self.gone = asyncio.Event()
+        self.gone, self.arrived = asyncio.Event(), asyncio.Event()
         self.connections = 0
         self.url = ""
 
@@ -123,7 +123,7 @@ class Server:
             while (asked := await self._read(reader, number)) is not None:
                 if not await self._answer(asked, reader, writer):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             self.gone.set()
         finally:
             writer.close()
@@ -136,6 +136,7 @@ class Server:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         asked = Asked(method, path, headers, json.loads(body) if body else None, number)
         (self.listed if path == "/v1/models" else self.asked).append(asked)
+        self.arrived.set()
         return asked
 
     def _next(self, asked: Asked) -> Reply:

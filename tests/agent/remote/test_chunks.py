@@ -70,7 +70,10 @@ CALLS: dict[str, tuple[list[Any], list[tuple[str, str, str | None]]]] = {
         [("get_weather", OSLO + "\n", "a")],
     ),
     "the name in two": ([call(0, "get", "", "a"), call(0, "_weather"), call(0, arguments=OSLO)], [("get_weather", OSLO, "a")]),
-    "the name in pieces that are no tools": ([call(0, "get_w", "", "a"), call(0, "eath"), call(0, "er"), call(0, arguments=OSLO)], [("get_weather", OSLO, "a")]),
+    "the name in pieces that are no tools": (
+        [call(0, "get_w", "", "a"), call(0, "eath"), call(0, "er"), call(0, arguments=OSLO)],
+        [("get_weather", OSLO, "a")],
+    ),
     "the name growing": ([call(0, "get", "", "a"), call(0, "get_weather"), call(0, arguments=OSLO)], [("get_weather", OSLO, "a")]),
     "arguments as an object": ([call(0, "get_weather", {"city": "Zürich"}, "a")], [("get_weather", '{"city":"Zürich"}', "a")]),
     "no arguments at all": ([call(0, "now", None, "a")], [("now", "", "a")]),
@@ -104,6 +107,14 @@ def test_reasons_to_end(finish: str | None, reason: str) -> None:
 def test_the_old_form_of_a_call() -> None:
     turn = read(delta(function_call={"name": "now", "arguments": "{"}), delta(function_call={"arguments": "}"}), delta("function_call"))
     assert [(made.name, made.arguments) for made in turn.calls] == [("now", "{}")]
+
+
+def test_a_call_in_both_forms_is_one() -> None:
+    """llama-cpp-python; the name in the old form has a colon at its end."""
+    both = [delta(tool_calls=[call(0, "now", piece, "a")], function_call={"name": "now:", "arguments": piece}) for piece in ("{", "}")]
+    assert [(made.name, made.arguments) for made in read(*both, delta("tool_calls")).calls] == [("now", "{}")]
+    message = {"tool_calls": [{"id": "a", "function": {"name": "now", "arguments": "{}"}}], "function_call": {"name": "now:", "arguments": "{}"}}
+    assert [(made.name, made.arguments) for made in read({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).calls] == [("now", "{}")]
 
 
 def test_a_whole_message_instead_of_deltas() -> None:
