@@ -38,7 +38,7 @@ def request_body(request: TurnRequest, server: Server, model: str) -> dict[str, 
     shown = schema is not None and not (server.tells_schema and _enforceable(server, schema))
     body: dict[str, Any] = {
         "model": model,
-        "messages": chat_messages(request, output_text(schema) if shown else ""),
+        "messages": chat_messages(request, output_text(schema) if shown else "", server.blank),
         **({"stream": True, "stream_options": {"include_usage": True}} if server.streams_calls or not open_to_calls else {"stream": False}),
         **_sampling(request.sampling, server),
         **_tools(request, choice, server),
@@ -126,8 +126,8 @@ def _response_format(schema: JSONSchema, server: Server) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
 
 
-def chat_messages(request: TurnRequest, more: str = "") -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form; instructions, leading system messages and `more` make one system message."""
+def chat_messages(request: TurnRequest, more: str = "", blank: str | None = None) -> list[dict[str, Any]]:
+    """The conversation in OpenAI's form; instructions, leading system messages and `more` make one system message. blank: see Server."""
     messages = list(request.messages)
     system = [request.instructions.strip()]
     while messages and isinstance(messages[0], SystemMessage):
@@ -137,14 +137,14 @@ def chat_messages(request: TurnRequest, more: str = "") -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
     results = {m.tool_call_id: m.content for m in messages if isinstance(m, ToolMessage | RetryMessage) and m.tool_call_id is not None}
     for message in messages:
-        for part in _message(message, results):
+        for part in _message(message, results, blank):
             if made and made[-1]["role"] == part["role"] == "user":  # many templates want turns to alternate
                 part = {"role": "user", "content": f"{made.pop()['content']}\n{part['content']}"}
             made.append(part)
     return made
 
 
-def _message(message: Message, results: Mapping[str, str]) -> list[dict[str, Any]]:
+def _message(message: Message, results: Mapping[str, str], blank: str | None) -> list[dict[str, Any]]:
     """A message, and after a turn with calls their results, whose own messages then give nothing."""
     if isinstance(message, SystemMessage):
         return [{"role": "system", "content": message.content}]
@@ -153,7 +153,8 @@ def _message(message: Message, results: Mapping[str, str]) -> list[dict[str, Any
             return [{"role": "assistant", "content": message.content or ""}]
         calls = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in message.tool_calls]
         answers = [{"role": "tool", "tool_call_id": call.id, "content": results.get(call.id, _KEPT)} for call in message.tool_calls]
-        text = {"content": message.content} if message.content else {}
+        content = message.content or blank
+        text = {} if content is None else {"content": content}
         return [{"role": "assistant", **text, "tool_calls": calls}, *answers]
     if isinstance(message, UserMessage) or message.tool_call_id is None:
         return [{"role": "user", "content": message.content}]

@@ -34,6 +34,7 @@ class Server:
     tells_schema: it tells the model of that schema; else the prompt does.
     roots: what a schema of an answer may be at its root; None: anything.
     response_type: the kind of response_format that carries a schema.
+    blank: content of a turn that only calls; None: the field is left out, which most servers want.
     strict: which schemas of arguments it can enforce on request ("strict"); None: it does not know the word.
     """
 
@@ -49,6 +50,7 @@ class Server:
     tells_schema: bool = False
     roots: tuple[str, ...] | None = None
     response_type: Literal["json_schema", "json_object"] = "json_schema"
+    blank: str | None = None
     strict: Literal["openai", "grammar"] | None = None
 
 
@@ -69,7 +71,7 @@ SERVERS: dict[str, Server] = {
         Server("vllm", sampling=_GRAMMAR_SAMPLING, strict="grammar"),
         Server("sglang", sampling={"top_k": -1, "min_p": 0.0}, strict="grammar"),
         Server("llamacpp", sampling=_GRAMMAR_SAMPLING, names_tool=False),
-        Server("llama-cpp-python", sampling=_GRAMMAR_SAMPLING, requires_tool=False, streams_calls=False, response_type="json_object"),
+        Server("llama-cpp-python", sampling=_GRAMMAR_SAMPLING, requires_tool=False, streams_calls=False, response_type="json_object", blank=""),
         Server("ollama", names_tool=False, honours_none=False),
         Server("lmstudio", names_tool=False, sampling={"top_k": 0, "min_p": 0.0}),
         OTHER,

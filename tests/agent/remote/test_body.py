@@ -99,6 +99,13 @@ def test_a_call_that_the_application_kept_is_answered() -> None:
     assert [message["role"] for message in body(messages=history)["messages"]] == ["user", "assistant", "tool", "user"]
 
 
+def test_a_turn_that_only_calls_has_no_text() -> None:
+    """llama-cpp-python wants a field "content"; null it refuses, and its templates fail without."""
+    history = [*HELLO, AssistantMessage(tool_calls=(CallPart(id="a", name="f", arguments="{}"),))]
+    assert "content" not in body("vllm", history)["messages"][1]
+    assert body("llama-cpp-python", history)["messages"][1]["content"] == ""
+
+
 # ------------------------------------------------------------------ tools
 @pytest.mark.parametrize("server", ALL)
 def test_tools(server: str) -> None:
