@@ -10,19 +10,25 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
+from agentkit.engine.device.capture import Graphs
 from agentkit.engine.device.decoder import DeviceDecoder
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv_policy import Reach
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder, Dense, Layer
 from agentkit.engine.models.rope import Rope
+from agentkit.engine.received import Received
 
 Figures = dict[str, Any]
+FLUSHED = 256 << 20
+"""Bytes: several times the cache of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,27 @@ class Setup:
 
 @dataclass
 class Box:
-    """Seconds that a section may take; `left` is asked before each further figure."""
+    """Seconds that a section may take; `left` is asked before each further figure.   figures: what it has found so far, kept whatever becomes of it.
+
+    noted: called when something has been found or begun.   doing: the figure that is being measured.
+    """
 
     seconds: float
+    noted: Callable[[], None] = lambda: None
     start: float = field(default_factory=time.perf_counter)
     skipped: list[str] = field(default_factory=list)
+    figures: Figures = field(default_factory=dict)
+    doing: str = ""
+
+    @property
+    def rows(self) -> list[Figures]:
+        """Figures of a kind, one row after the other."""
+        rows: list[Figures] = self.figures.setdefault("rows", [])
+        return rows
 
     def left(self, what: str) -> bool:
+        self.doing = what
+        self.noted()
         if time.perf_counter() - self.start < self.seconds:
             return True
         self.skipped.append(what)
@@ -66,7 +86,11 @@ class Box:
 
 
 def clock(setup: Setup, run: Callable[[], object], repeats: int = 20) -> float:
-    """Median seconds of a run on the device, after three that are not counted."""
+    """Median seconds of a run on the device, after three that are not counted.
+
+    Before each one memory is written that is several times the cache: it pushes out what the last run read, and keeps the device busy while the host
+    prepares, so that the time between the marks is the device's.
+    """
     if setup.smoke:
         start = time.perf_counter()
         run()
@@ -74,7 +98,9 @@ def clock(setup: Setup, run: Callable[[], object], repeats: int = 20) -> float:
     for _ in range(3):
         run()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    other = torch.empty(FLUSHED, dtype=torch.uint8, device=setup.device)
     for before, after in marks:
+        other.zero_()
         before.record()
         run()
         after.record()
@@ -82,20 +108,19 @@ def clock(setup: Setup, run: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(before.elapsed_time(after) for before, after in marks) / 1e3
 
 
+@cache
+def _graphs(device: torch.device) -> Graphs:
+    return Graphs(device)
+
+
 def captured(setup: Setup, run: Callable[[], object]) -> Callable[[], None] | None:
     """`run` as one CUDA graph; None without a GPU."""
-    if setup.device.type != "cuda":
-        return None
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    return None if setup.smoke else _graphs(setup.device).capture(run, run).replay
+
+
+def replayed(setup: Setup, run: Callable[[], object]) -> float:
+    """Seconds of a run as a graph, which is how kernels run in an engine: launches by the host do not count. In a smoke run as it is."""
+    return clock(setup, captured(setup, run) or run)
 
 
 def random_model(setup: Setup) -> Decoder:
@@ -148,16 +173,28 @@ def pages_of(spans: Sequence[BatchSpan]) -> int:
 
 
 def cache_for(setup: Setup, spans: Sequence[BatchSpan], layers: int, kv: torch.dtype | None = None) -> list[KVLayer]:
-    """Keys and values of each layer for the spans; what they hold is of no importance to the time."""
+    """Keys and values of each layer for the spans: noise where they are not in 8 bits, since a processor is faster with zeros."""
     kv, s = kv or setup.dtype, setup.model
-    return [KVLayer.empty(s["kv"], pages_of(spans) * PAGE, s["dim"], kv, setup.device) for _ in range(layers)]
+    made = [KVLayer.empty(s["kv"], pages_of(spans) * PAGE, s["dim"], kv, setup.device) for _ in range(layers)]
+    for layer in made if kv.is_floating_point else ():
+        layer.keys.normal_()
+        layer.values.normal_()
+    return made
 
 
-def forward_times(setup: Setup, model: Decoder, spans: Sequence[BatchSpan], kv: torch.dtype | None = None, *, graph: bool = True) -> Figures:
-    """Seconds of one forward over the spans, eager and as a graph (null where there is none)."""
-    decoder = DeviceDecoder(model, cache_for(setup, spans, model.config.num_layers, kv))
-    batch = Batch.of(spans, setup.device)
+def forward_times(
+    setup: Setup, model: Decoder, spans: Sequence[BatchSpan], kv: torch.dtype | None = None, *, graph: bool = True, reach: Reach | None = None
+) -> Figures:
+    """Seconds of one forward over the spans, eager and as a graph (null where there is none).   reach: what tokens see; None: everything."""
+    layers = cache_for(setup, spans, model.config.num_layers, kv)
+    received = None if reach is None or reach.budget is None else Received.empty(layers[0].kv_heads, layers[0].keys.shape[1], setup.device)
+    decoder, batch = DeviceDecoder(model, layers, "triton", reach, received), Batch.of(spans, setup.device)
     with torch.inference_mode():
         eager = clock(setup, lambda: decoder.forward(batch), 10)
         replay = captured(setup, lambda: decoder.forward(batch)) if graph else None
         return {"eager_s": eager, "graph_s": None if replay is None else clock(setup, replay)}
+
+
+def best_of(times: Figures) -> float:
+    """The quicker one of both."""
+    return min(seconds for seconds in times.values() if seconds)
