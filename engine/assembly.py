@@ -60,8 +60,9 @@ def scheduler_for(loaded: LoadedModel, config: EngineConfig, metrics: Metrics, p
     """A scheduler over the runner and the memory that fit the model's device and the settings. Raises EngineError, ValueError."""
     model, standard = loaded.model, config.attention == "standard"
     share = GPU_SHARE if model.device.type == "cuda" else 1
-    limits = Limits(config.max_running, config.max_queue, share * config.step_tokens, share * config.mixed_step_tokens)
-    pool = _pool(loaded, config, max(limits.step_tokens, limits.mixed_step_tokens), progress)
+    steps = share * config.step_tokens, share * config.mixed_step_tokens
+    pool = _pool(loaded, config, max(steps), progress)
+    limits = Limits(config.max_running, config.max_queue, *(min(tokens, pool.groups.chunk) for tokens in steps))
     runner = runner_for(model, pool, config.threads, standard=standard)
     warm_up_device(runner, progress)
     stops = loaded.tokenizer.stop_token_ids
@@ -94,7 +95,10 @@ def _load(model: str | Path, config: EngineConfig, progress: Progress | None) ->
 
 
 def _pool(loaded: LoadedModel, config: EngineConfig, step_tokens: int, progress: Progress | None) -> KVPool:
-    """Memory for keys and values as `config.kv` says, and on a CPU the kernels that read them.   step_tokens: at most."""
+    """Memory for keys and values as `config.kv` says, and on a CPU the kernels that read them.
+
+    step_tokens: of the largest step that is wished for; the groups say for how many there is room.
+    """
     model, c, kv = loaded.model, loaded.config, config.kv
     packed = isinstance(model, PackedDecoder)
     held = kv_type(kv if isinstance(kv, str) else kv.format, model.dtype, blocks=packed)
@@ -103,7 +107,8 @@ def _pool(loaded: LoadedModel, config: EngineConfig, step_tokens: int, progress:
     shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, held, model.device)
     reach = reach_of(kv, c, standard=config.attention == "standard")
     context = config.max_context or c.max_position
-    groups = by_window(reach, c.num_layers, context).in_steps_of(step_tokens)
-    enough = 2 * config.max_running * groups.most_pages(context) * shape.page_bytes(groups)
+    groups = by_window(reach, c.num_layers, context)
+    enough = 2 * config.max_running * groups.in_steps_of(step_tokens).most_pages(context) * shape.page_bytes(groups)
     budget = kv_bytes(config.kv_memory, model.device, enough)
+    groups = groups.in_steps_up_to(step_tokens, context, budget // shape.page_bytes(groups))
     return KVPool(shape, budget, prefix_caching=config.prefix_caching, reach=reach, groups=groups)

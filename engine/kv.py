@@ -221,9 +221,9 @@ class KVPool:
         """Of a draft written to the slots behind the sequence, node i in the i-th of them, `nodes` (ascending) are its next positions."""
         end = sequence.length + (max(nodes) + 1 if nodes else 0)
         moved = [(node, place) for place, node in enumerate(nodes) if node != place]
-        for table in range(self.groups.tables if moved else 0):
-            slots = [slot for first, last in sequence.slots(sequence.length, end, table) for slot in range(first, last)]
-            self.memory.store.move([slots[node] for node, _ in moved], [slots[place] for _, place in moved])
+        if moved:
+            tables = [[slot for run in sequence.slots(sequence.length, end, table) for slot in range(*run)] for table in range(self.groups.tables)]
+            self.memory.store.move([slots[node] for slots in tables for node, _ in moved], [slots[place] for slots in tables for _, place in moved])
         self.commit(sequence, token_ids)
 
     def can_truncate(self, sequence: KVSequence, length: int) -> bool:

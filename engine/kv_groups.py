@@ -84,9 +84,21 @@ class PageGroups:
         """The same as a table for kernels [L, 2]."""
         return np.array(self.places, np.int64)
 
+    @property
+    def chunk(self) -> int:
+        """Tokens that a sequence is given room for at once, at most."""
+        return self.groups[0].chunk
+
     def in_steps_of(self, tokens: int) -> PageGroups:
-        """The same groups where a sequence is given room for so many tokens at once."""
+        """The same groups where a sequence is given room for so many tokens at once, or for CHUNK if that is more."""
         return replace(self, groups=tuple(replace(group, chunk=max(CHUNK, tokens)) for group in self.groups))
+
+    def in_steps_up_to(self, tokens: int, context: int, pages: int) -> PageGroups:
+        """The same for as many tokens as there is room for: beside what a text of `context` tokens keeps a quarter of all `pages`, at most."""
+        least = self.in_steps_of(CHUNK).most_pages(context)
+        while self.in_steps_of(tokens).most_pages(context) - least > pages // 4:
+            tokens //= 2
+        return self.in_steps_of(tokens)
 
     def most_pages(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens holds at most at any time, by all tables."""

@@ -85,6 +85,15 @@ def test_where_steps_are_large_a_window_needs_room_for_them() -> None:
     assert groups.in_steps_of(64) == by_window(reach, 18, 32_768)
 
 
+@pytest.mark.parametrize(("pages", "step"), [(6000, 8192), (4000, 4096), (1300, 2048), (300, 512)])
+def test_steps_are_smaller_where_a_window_has_little_room(pages: int, step: int) -> None:
+    window = by_window(Reach(windows=tuple(None if (i + 1) % 6 == 0 else 512 for i in range(18))), 18, 32_768)
+    fitting = window.in_steps_up_to(8192, 32_768, pages)
+    assert fitting.chunk == step
+    assert fitting == window.in_steps_of(step)
+    assert together(18).in_steps_up_to(8192, 32_768, pages).chunk == 8192
+
+
 @pytest.mark.parametrize("route", ["whole forward", "attention", "torch", "device"])
 def test_logits_and_pages_of_long_texts(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In ragged spans side by side, in a memory where freed pages are used again; the widest window alone counts."""

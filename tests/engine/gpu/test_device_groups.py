@@ -28,6 +28,7 @@ from agentkit.engine.scheduler import Limits
 from agentkit.engine.speculation.draft_model import SequenceGuesser
 from agentkit.engine.speculation.ngram import NgramProposer
 from agentkit.engine.speculation.pace import Pace, StepCosts
+from agentkit.engine.speculation.self_draft import SelfDraftProposer, first_layers
 from agentkit.engine.speculation.speculator import Speculator
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, outputs
 from tests.engine.kernels.models import VARIANTS, decoder, tokens
@@ -35,7 +36,7 @@ from tests.engine.loaded import loaded_model
 from tests.engine.models.fixtures import gemma3_folder
 from tests.engine.test_kv_groups import alone, machine_for
 from tests.engine.test_kv_policy import in_ragged_spans
-from tests.engine.tiny import WIDTH, Bench
+from tests.engine.tiny import STOP, TOKENS, WIDTH, Bench
 
 __all__ = ["gemma3_folder"]
 
@@ -219,6 +220,17 @@ def test_guesses_are_verified_beside() -> None:
     asked = [{"prompt": [7, 8] * 40, "max_tokens": 40}, WANTED[1]]
     requests, _ = both(gemma(vocabulary=WIDTH, logit_softcap=None), asked, speculator=lambda: Speculator(NgramProposer(), Pace(StepCosts())))
     assert requests[0].drafted > 0
+
+
+def test_the_model_s_first_layers_guess_over_the_same_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gemma(vocabulary=WIDTH, logit_softcap=None)
+    bench = DeviceBench(model, groups=groups_of(model))
+    guesses = SelfDraftProposer(first_layers(model, 5), bench.pool, torch.device("cpu"), len(TOKENS), [STOP])
+    bench.scheduler.speculate(Speculator(guesses, Pace(StepCosts())))
+    request = bench.complete(LONG, max_tokens=20)
+    want = Bench(model, groups=groups_of(model), runner=partial(TorchRunner, threads=1)).complete(LONG, max_tokens=20)
+    assert request.drafted > 0
+    assert request.tokens == want.tokens
 
 
 @pytest.mark.parametrize("device", [False, True])
