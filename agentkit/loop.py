@@ -183,7 +183,7 @@ class Run:
     def _uncalled_for(self, name: str) -> tuple[str, str] | None:
         """(why, key) where a call is not what the turn was asked for, which a grammar rules out and a server may not."""
         if len(self._received) >= self.plan.max_calls:
-            return f"Not run: at most {self.plan.max_calls} calls are made in a turn. Make this one in the next turn, if it is still needed.", _UNCOUNTED
+            return f"Not run: no more than {self.plan.max_calls} in one turn. Make this call in the next turn, if it is still needed.", _UNCOUNTED
         if self._choice == "none":
             return "No tool can be called in this turn. Answer.", name
         if self._choice in self.plan.tools and name != self._choice:

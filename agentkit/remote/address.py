@@ -32,9 +32,8 @@ class Address:
 
     @property
     def is_openai(self) -> bool:
-        """OpenAI's own servers."""
-        host = urlsplit(self.base).hostname or ""
-        return host == "openai.com" or host.endswith(".openai.com")
+        """OpenAI's own servers, or those of Azure with the same API."""
+        return (urlsplit(self.base).hostname or "").endswith((".openai.com", ".openai.azure.com"))
 
 
 def is_remote(target: str) -> bool:

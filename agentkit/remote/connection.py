@@ -19,7 +19,7 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from agentkit.engine.checks import integer, number
+from agentkit.engine.checks import integer, number, plain_numbers
 from agentkit.errors import InvalidOption, RemoteError, RemoteProtocolError, RemoteTimeout
 from agentkit.remote.address import Address
 from agentkit.remote.chunks import CUT
@@ -61,6 +61,7 @@ class Bounds:
     longest: float = 60.0
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for name, option in (("connect", "connect_timeout"), ("read", "read_timeout"), ("total", "timeout")):
             number(option, getattr(self, name), 0.0, open_low=True, hint="seconds")
         integer("max_retries", self.max_retries, 0)
@@ -158,7 +159,7 @@ class Connection:
         try:
             async with budget:
                 response = await client.get(self.address.base + path)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise of_exception(self.address, error) from error
         failure = None if response.is_success else of_response(self.address, response.status_code, response.headers, response.text)
         if failure is not None and may_pass(failure):
@@ -169,11 +170,12 @@ class Connection:
         import httpx
 
         client = await self.clients.here()
-        request = client.build_request("POST", f"{self.address.base}/chat/completions", content=_encoded(body), headers={"content-type": "application/json"})
+        content, url = _encoded(body), f"{self.address.base}/chat/completions"
         try:
+            request = client.build_request("POST", url, content=content, headers={"content-type": "application/json"})
             async with budget:
                 response = await client.send(request, stream=True)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise of_exception(self.address, error) from error
         try:
             kind = response.headers.get("content-type", "").lower()

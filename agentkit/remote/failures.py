@@ -63,7 +63,7 @@ def of_object(address: Address, error: Any, status: int | None = None) -> Remote
     return kind(words, status=status, code=code)
 
 
-def of_exception(address: Address, error: httpx.HTTPError) -> RemoteError:
+def of_exception(address: Address, error: httpx.HTTPError | httpx.InvalidURL) -> RemoteError:
     """The error of a request that got no answer, or whose answer broke off."""
     import httpx
 
@@ -74,6 +74,8 @@ def of_exception(address: Address, error: httpx.HTTPError) -> RemoteError:
         return RemoteTimeout(f"{address.base} sent nothing for too long ({words}); read_timeout= waits longer")
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
         return RemoteUnavailable(f"no connection to {address.base}: {words}; is the server running there, and the address right?")
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return RemoteRefused(f"{address.base} is no address that can be asked: {words}; write one like 'http://localhost:8000/v1'")
     if isinstance(error, httpx.DecodingError):
         return RemoteProtocolError(f"{address.base} sent a body that cannot be decoded: {words}")
     return RemoteUnavailable(f"the connection to {address.base} broke: {words}")

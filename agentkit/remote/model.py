@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from agentkit.engine.checks import integer, number
-from agentkit.errors import InvalidOption, did_you_mean
+from agentkit.errors import InvalidOption, RemoteUnavailable, did_you_mean
 from agentkit.messages import AssistantMessage
 from agentkit.model import CallClosed, ModelEvent, ModelToken, TurnEnd, TurnRequest
 from agentkit.remote.address import Address, resolve
@@ -64,12 +63,7 @@ class RemoteModel:
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         self.address: Address = resolve(target, model, api_key)
-        self.bounds = Bounds(
-            number("connect_timeout", connect_timeout, 0.0, open_low=True),
-            number("read_timeout", read_timeout, 0.0, open_low=True),
-            number("timeout", timeout, 0.0, open_low=True),
-            integer("max_retries", max_retries, 0),
-        )
+        self.bounds = Bounds(connect_timeout, read_timeout, timeout, max_retries)
         self._extra = _extra(extra_body or {})
         self._connection = Connection(self.address, self.bounds, _headers(headers or {}))
         self._server: Server | None = SERVERS["openai"] if self.address.is_openai else None
@@ -119,19 +113,26 @@ class RemoteModel:
         await self._connection.clients.aclose()
 
     async def _known(self, budget: Budget) -> tuple[Server, str]:
-        """Kind of server and name of the model; asks the server for what is not known, once."""
+        """Kind of server and name of the model; what is not known is asked for, until the server has said it."""
         if self._server is None or self._model is None:
             models, server = await self._listed(budget)
             self._server = self._server or server
             if self._model is None:
                 self._model = self._only(models)
-        return self._server, self._model
+        return self._server or OTHER, self._model
 
-    async def _listed(self, budget: Budget) -> tuple[list[dict[str, Any]], Server]:
-        """The models that the server lists, and what kind of server it seems to be. One without a listing is of no known kind."""
-        status, headers, text = await self._connection.get("/models", budget)
-        if status in (401, 403) or 300 <= status < 400:
+    async def _listed(self, budget: Budget) -> tuple[list[dict[str, Any]], Server | None]:
+        """The models that the server lists, and what kind of server it is: OTHER where it has no listing, None where that broke down."""
+        try:
+            status, headers, text = await self._connection.get("/models", budget)
+        except RemoteUnavailable as error:
+            if error.status is None or error.status < 500:
+                raise
+            return [], None
+        if status in (401, 403, 429) or 300 <= status < 400:
             raise of_response(self.address, status, headers, text)
+        if status >= 500:
+            return [], None
         try:
             data = json.loads(text)["data"] if status == 200 else []
         except (ValueError, KeyError, TypeError):

@@ -36,6 +36,7 @@ def test_another_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:9/v1/")
     address = resolve("openai:mine")
     assert (address.base, address.model, address.key, address.is_openai) == ("http://localhost:9/v1", "mine", None, False)
+    assert resolve("https://mine.openai.azure.com/openai/v1").is_openai
     for lookalike in ("https://api.openai.com.evil.example/v1", "https://evilopenai.com/v1"):
         assert not resolve(lookalike).is_openai
 

@@ -168,6 +168,11 @@ async def test_a_server_that_is_not_there() -> None:
         await Agent(model(server, max_retries=1)).run("go")
 
 
+async def test_an_address_that_cannot_be_asked() -> None:
+    with pytest.raises(RemoteRefused, match="no address that can be asked"):
+        await Agent(RemoteModel("http://" + "ä" * 70 + "/v1", "m", server="other")).run("go")
+
+
 # ------------------------------------------------------------------ limits
 async def test_silence_has_an_end() -> None:
     error, server = await failure(Reply([b'data: {"choices":[{"delta":{"content":"Yes"}}]}\n\n'], stall=True), read_timeout=0.05)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from agentkit import Agent, ModelRetry, ModelRetryExceeded, UsageLimits, tool
-from agentkit.errors import GenerationTruncated, InvalidOption, ModelRefusal, RemoteProtocolError, RemoteRefused
+from agentkit.errors import GenerationTruncated, InvalidOption, ModelRefusal, RemoteProtocolError, RemoteRefused, RemoteUnavailable
 from agentkit.messages import messages_from_json, messages_to_json
 from agentkit.model import ChatModel
 from agentkit.remote import RemoteModel
@@ -218,7 +218,7 @@ async def test_more_calls_than_allowed_do_not_run() -> None:
     async with Server(calling(*two), calling(*again), saying("Done.")).running() as server:
         result = await Agent(server.url, model="m", server="ollama", tools=[get_weather, get_time], retries=0).run("go")
     assert [(made.name, made.arguments.city) for made in result.tool_calls] == [("get_weather", "Oslo"), ("get_time", "Rome")]
-    assert "at most 1 calls are made in a turn" in server.asked[1].body["messages"][-1]["content"]
+    assert "Not run: no more than 1 in one turn." in server.asked[1].body["messages"][-1]["content"]
 
 
 async def test_the_same_id_in_each_turn() -> None:
@@ -342,6 +342,17 @@ async def test_a_server_that_does_not_say_what_it_is(models: Reply | None) -> No
     assert (output, "top_k" in server.asked[0].body, len(server.listed)) == ("Yes.", False, 1)
 
 
+async def test_a_listing_that_breaks_is_asked_for_again() -> None:
+    """The kind of a server that was busy for a moment is not settled by that."""
+    broken = as_json({}, 501, x_should_retry="false")
+    listings = [broken, listing("vllm", "m")]
+    async with Server(saying("Yes."), saying("Yes."), models=lambda _: listings.pop(0)).running() as server:
+        agent = Agent(RemoteModel(server.url, "m", max_retries=0))
+        for _ in range(2):
+            await agent.run("go")
+    assert ["top_k" in asked.body for asked in server.asked] == [False, True]
+
+
 async def test_the_only_model_need_not_be_named() -> None:
     _, server, agent = await run(saying("Yes."), saying("Yes."), models=listing("llamacpp", "/models/tiny.gguf"))
     assert [asked.body["model"] for asked in server.asked] == ["/models/tiny.gguf"] * 2
@@ -353,6 +364,8 @@ async def test_the_only_model_need_not_be_named() -> None:
 
 
 async def test_a_key_that_is_refused_is_told_at_once() -> None:
+    with pytest.raises(RemoteUnavailable, match="slow down"):
+        await run(models=as_json({"error": "slow down"}, 429, retry_after="1000"), model="m")
     with pytest.raises(RemoteRefused, match="none was sent"):
         await run(models=as_json({"error": "Unauthorized"}, 401), model="m")
 
