@@ -25,7 +25,7 @@ from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import next_power
 from agentkit.engine.kernels.gpu.sampling_batch import kinds_of, needs_history
 from agentkit.engine.kernels.layout import PAGE
-from agentkit.engine.kv import KVPool
+from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Runner, Span
 from agentkit.grammars.ahead import Ahead
@@ -222,16 +222,16 @@ class DeviceDecoding:
         assert seat is not None
         request, sequence = seat.request, seat.request.sequence
         assert sequence is not None
-        seat.sequence, seat.since, seat.known = sequence, step.launches, len(request.tokens)
+        seat.sequence, seat.since, seat.known, seat.dropped = sequence, step.launches, len(request.tokens), sequence.dropped
         if isinstance(request.matcher, Matcher):
             seat.place = self._placed(request.matcher)
         is_placed = request.matcher is None or seat.place is not None
-        if not is_placed or not self._pool.reserve(sequence, len(request.tokens) + 1) or sequence.blocks > step.bucket.pages:
+        if not is_placed or not self._reserve(sequence, len(request.tokens) + 1) or sequence.blocks > step.bucket.pages:
             seat.takes_part = False
             step.retire(number)
             return
         seat.changes = len(sequence.changes)
-        step.load(number, request.tokens[-1], len(request.tokens) - 1, sequence.tables, draw_of(request), seat.place)
+        step.load(number, request.tokens[-1], len(request.tokens) - 1, sequence.tables, draw_of(request), seat.place, sequence.dropped)
 
     def _placed(self, matcher: Matcher) -> Place | None:
         """Where a matcher stands, its mask known; None where there is no room."""
@@ -243,18 +243,32 @@ class DeviceDecoding:
         return place
 
     def _make_room(self, step: DeviceStep, seats: list[Seat | None], flying: int) -> bool:
-        """Pages for what the next launch writes and for the slot after it. False: somebody has to give way first, or nobody is left."""
+        """Pages for what the next launch writes and for the slot after it. False: somebody has to give way first, or nobody is left.
+
+        Who holds as much as he may once the launch in flight is over stands still for the next one, until positions are dropped.
+        """
         taking_part = [(number, seat) for number, seat in enumerate(seats) if seat is not None and seat.takes_part]
+        waiting = 0
         for number, seat in taking_part:
             sequence = seat.sequence
             assert sequence is not None
+            computed = len(seat.request.tokens) - 1 + min(flying, step.launches - seat.since)
+            if computed - sequence.dropped == self._pool.reach.budget:
+                step.retire(number)
+                waiting += 1
+                continue
             length = len(seat.request.tokens) + flying + 1
-            if length > step.bucket.pages * PAGE or not self._pool.reserve(sequence, length):
+            if length - sequence.dropped > step.bucket.pages * PAGE or not self._reserve(sequence, length):
                 return False
             if changed := sequence.changes[seat.changes :]:
                 seat.changes = len(sequence.changes)
                 step.set_pages(number, sequence.tables, min(changed))
-        return bool(taking_part)
+        return len(taking_part) > waiting
+
+    def _reserve(self, sequence: KVSequence, length: int) -> bool:
+        """Slots for so many positions, as far as they can be there before some are dropped."""
+        budget = self._pool.reach.budget
+        return self._pool.reserve(sequence, length if budget is None else min(length, sequence.dropped + budget))
 
     def _hand_over(self) -> None:
         if self._pushdown is not None and self._tables is not None:
@@ -271,7 +285,8 @@ class DeviceDecoding:
             if status == MISSED and not seat.missed:
                 seat.missed = True
                 assert request.sequence is not None
-                self._pool.commit(request.sequence, tokens_to_compute(request)[:-1])
+                if self._pool.received is None:  # else all of the step is computed again, so that all counts once
+                    self._pool.commit(request.sequence, tokens_to_compute(request)[:-1])
                 self._load(step, number, seats)
             elif status in (FINE, STOPPED, LOST) and self._accepts(request, int(result.tokens[number])):
                 self._accept(step, number, seats, result, burst)
@@ -306,8 +321,8 @@ class DeviceDecoding:
             return
         burst.tokens += 1
         seat.known, seat.missed = len(request.tokens), False
-        more = len(tokens_to_compute(request))
-        if request.state is State.FINISHED or more > LONGEST_RUN or not is_plain(request):
+        more, room = len(tokens_to_compute(request)), self._pool.room(sequence)
+        if request.state is State.FINISHED or more > (LONGEST_RUN if room is None else min(room, LONGEST_RUN)) or not is_plain(request):
             seat.takes_part = False
             step.retire(number)
         elif isinstance(matcher, Matcher):
@@ -319,6 +334,8 @@ class DeviceDecoding:
             if seat.place is None:
                 burst.misses += status == FINE and more == 1
                 self._load(step, number, seats)
+        if seat.takes_part and seat.dropped != sequence.dropped:
+            self._load(step, number, seats)
 
     def _look_ahead(self, step: DeviceStep, seats: list[Seat | None]) -> None:
         """Prepares grammars while the device computes; for one request at least, another one each time."""
@@ -335,6 +352,6 @@ class DeviceDecoding:
 
 def decoding_for(runner: Runner, pool: KVPool, advancer: Advancer, columns: tuple[int, int], stops: Sequence[int]) -> DeviceDecoding | None:
     """Bursts where they are possible: a native decoder on a GPU. columns: of the logits, and how many of them are tokens."""
-    if not pool.data.is_cuda or pool.reach.budget is not None or not isinstance(runner, DeviceRunner) or runner.decoder is None:
+    if not pool.data.is_cuda or not isinstance(runner, DeviceRunner) or runner.decoder is None:
         return None
     return DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops)

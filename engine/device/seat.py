@@ -27,6 +27,7 @@ class Seat:
 
     sequence: whose pages the device knows, and `changes` how many of their changes (see KVSequence).
     missed: it has been loaded again for want of a mask, and has not got a token since.
+    dropped: positions that its sequence had dropped when it was loaded; once there are more, its keys lie elsewhere.
     """
 
     request: Request
@@ -37,12 +38,13 @@ class Seat:
     changes: int = 0
     takes_part: bool = True
     missed: bool = False
+    dropped: int = 0
 
     def run(self, number: int) -> Beside | None:
         """What a launch computes for it beside its last token, if there is more: forced text, or a prompt's end.   number: of the seat."""
-        tokens = tokens_to_compute(self.request)
-        assert self.sequence is not None
-        return Beside(BatchSpan(self.sequence.tables, self.sequence.length, tokens), number) if len(tokens) > 1 else None
+        tokens, sequence = tokens_to_compute(self.request), self.sequence
+        assert sequence is not None
+        return Beside(BatchSpan(sequence.tables, sequence.place, tokens, dropped=sequence.dropped), number) if len(tokens) > 1 else None
 
     @property
     def is_known(self) -> bool:

@@ -134,9 +134,10 @@ class DeviceStep:
             ) from error
 
     def _rehearse(self, beside: Ragged | None) -> None:
-        """Runs the body for nobody and leaves all as it was."""
+        """Runs the body for nobody and leaves all as it was, keys and values, too."""
         status, block = self.status.clone(), self.batch.block.clone()
         self.status.fill_(STOPPED)
+        self.batch.slots.fill_(NOWHERE)
         for _ in range(2):
             self._body(beside)
         self.status.copy_(status)
@@ -173,7 +174,7 @@ class DeviceStep:
         batch.positions.add_(one)
         batch.lengths.add_(one)
         batch.tree_starts.copy_(batch.lengths)
-        place = batch.positions.long()
+        place = (batch.lengths - 1).clamp(min=0).long()
         block = (place // PAGE).clamp(max=self.bucket.pages - 1)
         page = batch.pages.gather(2, block[None, :, None].expand(self.bucket.page_tables, -1, 1))[..., 0]  # [G, B]
         batch.slots.copy_(torch.where(goes_on, page * PAGE + (place % PAGE).int(), NOWHERE))
@@ -183,17 +184,17 @@ class DeviceStep:
 
     # -- the host's side ----------------------------------------------------------------------------------------
 
-    def load(self, place: int, token: int, position: int, tables: Sequence[Sequence[int]], draw: Draw, at: Place | None) -> None:
+    def load(self, place: int, token: int, position: int, tables: Sequence[Sequence[int]], draw: Draw, at: Place | None, dropped: int = 0) -> None:
         """From the next launch on `place` is a request whose token at `position` is to be computed, the next one drawn as `draw` says.
 
-        tables: pages of the request, those for position + 1 included.   at: where its grammar stands. Where tokens before that one are to be computed, too, the
-        next launch takes all of them beside.
+        tables: pages of the request, those for position + 1 included.   at: where its grammar stands.   dropped: see BatchSpan. Where tokens before that
+        one are to be computed, too, the next launch takes all of them beside.
         """
-        batch = self.batch
+        batch, key = self.batch, position - dropped
         self.set_pages(place, tables)
         batch.token_ids[place], batch.positions[place] = token, position
-        batch.lengths[place] = batch.tree_starts[place] = position + 1
-        batch.slots[:, place] = batch.pages[:, place, position // PAGE] * PAGE + position % PAGE
+        batch.lengths[place] = batch.tree_starts[place] = key + 1
+        batch.slots[:, place] = batch.pages[:, place, key // PAGE] * PAGE + key % PAGE
         self.sampling.load(place, draw)
         self.states.load(place, at)
         self.status[place] = FINE

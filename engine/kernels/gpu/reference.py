@@ -102,7 +102,7 @@ def weigh(
     starts, lengths = batch.query_starts.tolist(), batch.lengths.tolist()
     for request, length in enumerate(lengths):
         own, slots = slice(starts[request], starts[request + 1]), _slots(layer, batch, request, length)
-        if not length:
+        if not length or batch.slots[layer.table, own.start] < 0:
             continue
         known = length - own.stop + own.start
         scores = _scores(q[own], layer.read(slots)[0]) * scale

@@ -24,9 +24,9 @@ __all__ = ["weigh"]
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["page_request"], do_not_specialize_on_alignment=["query_starts", "lengths", "pages"])
+@triton.jit(do_not_specialize=["page_request"], do_not_specialize_on_alignment=["query_starts", "lengths", "slots", "pages"])
 def _weigh(
-    queries, lse, keys, key_scales, sums, fresh, ends, query_starts, lengths, pages, scale, cap, q_token, q_head, lse_token,
+    queries, lse, keys, key_scales, sums, fresh, ends, query_starts, lengths, slots, pages, scale, cap, q_token, q_head, lse_token,
     kv_head, kv_slot, scale_head, scale_slot, sums_head, page_request,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, PAGE: tl.constexpr,
     BEGIN: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -38,6 +38,8 @@ def _weigh(
     if begin >= length:
         return
     first = tl.load(query_starts + request)
+    if tl.load(slots + first) < 0:  # stands still
+        return
     count = tl.load(query_starts + request + 1) - first
     known = length - count
     key = begin + tl.arange(0, BLOCK_N)
@@ -87,6 +89,7 @@ def weigh(
     """Adds to `received`, apart from what counts already, what each key receives from the batch's tokens in this layer, over all heads of its group.
 
     q [T, H, D], as `attend` took it, last axis without gaps.   lse [T, H] float32: what `attend` said of it.   No windows and no trees: H2O has none.
+    A request whose tokens are written nowhere stands still, and what it does counts nowhere.
     begin: the first layer of a forward. What the last forward set apart begins to count where the request goes on from it; keys that are new
     have received nothing.   launch: its tiles and warps; None: by rule.
     """
@@ -94,7 +97,7 @@ def weigh(
     group, shape, pages = heads // layer.kv_heads, batch.shape, batch.pages[layer.table]
     launch = launch or launch_for(shape, heads, layer.kv_heads, dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
     _weigh[(shape.requests, triton.cdiv(shape.max_length, launch.block_n), layer.kv_heads)](
-        q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, pages,
+        q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, batch.slots[layer.table], pages,
         scale * (1.0 if softcap else _LOG2_E), softcap or 1.0, q.stride(0), q.stride(1), lse.stride(0),
         layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, received.sums.stride(0), pages.stride(0),
         GROUP=group, DIM=dim, BLOCK_D=max(16, next_power(dim)), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, BLOCK_Q=launch.tokens_per_tile(group),

@@ -47,7 +47,7 @@ class DeviceBench(Bench):
         self, model: TinyDecoder | Decoder, *, burst: bool = True, limits: Limits | None = None, kernels: str = "reference", forward: str = "reference",
         **options: Any,
     ) -> None:  # fmt: skip
-        pool_options = {key: options.pop(key) for key in ("pages", "reach", "groups", "kv") if key in options}
+        pool_options = {key: options.pop(key) for key in ("pages", "reach", "groups", "kv", "prefix_caching") if key in options}
         make = options.pop("speculator", None)
         speculator = make() if make is not None else None
         super().__init__(model, runner=lambda m, pool: DeviceRunner(m, pool, forward), limits=limits, speculator=speculator, **pool_options)
@@ -86,7 +86,7 @@ def both(asked: Sequence[dict[str, Any]], seed: int = 0, **options: Any) -> tupl
     """Runs the same requests over the host and in bursts, and compares; returns the latter."""
     results = []
     for burst in (False, True):
-        shared = {key: options[key] for key in ("reach", "limits", "speculator") if key in options}
+        shared = {key: options[key] for key in ("reach", "limits", "speculator", "prefix_caching") if key in options}
         bench = DeviceBench(TinyDecoder(seed), **options) if burst else DeviceBench(TinyDecoder(seed), burst=False, **shared)
         requests = []
         for number, ask in enumerate(asked):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentkit.engine.kernels.gpu import reference, triton_set
-from agentkit.engine.kernels.gpu.batch import BatchSpan
+from agentkit.engine.kernels.gpu.batch import NOWHERE, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Launch
 from agentkit.engine.kernels.gpu.weigh import weigh
@@ -105,13 +105,15 @@ def test_quantised_keys(stored: torch.dtype) -> None:
 
 @SETS
 def test_what_is_computed_again_counts_once(kernels: Any) -> None:
-    """A prompt, a step, the step again (and with other queries, as after a token that did not count), and the one after it."""
+    """A prompt, nothing, a step, the step again (and with other queries, as after a token that did not count), and the one after it."""
     whole = spans_of([(0, PAGE + 4), (0, 7)])
     layer, received = random_layer(whole, 2, 16), Received.empty(2, 8 * PAGE, DEVICE)
 
-    def forward(sizes: list[tuple[int, int]], factor: float = 1.0) -> list[np.ndarray]:
+    def forward(sizes: list[tuple[int, int]], factor: float = 1.0, still: bool = False) -> list[np.ndarray]:
         spans = [replace(span, offset=offset, tokens=[1] * count) for span, (offset, count) in zip(whole, sizes, strict=True)]
         batch = batch_of(spans)
+        if still:
+            batch.slots.fill_(NOWHERE)
         q = queries(batch, 4, 16) * factor
         lse = torch.empty(q.shape[:2], device=DEVICE)
         for begin in (True, False):  # two layers that are alike
@@ -124,6 +126,7 @@ def test_what_is_computed_again_counts_once(kernels: Any) -> None:
 
     wanted = forward([(0, PAGE), (0, 3)])
     before = received.sums.clone()
+    forward([(PAGE - 1, 1), (2, 1)], factor=2.0, still=True)
     forward([(PAGE, 1), (3, 2)], factor=-1.0)
     forward([(PAGE, 1), (3, 2)], factor=3.0)
     forward([(PAGE, 2), (3, 1)])
