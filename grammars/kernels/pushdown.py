@@ -95,7 +95,7 @@ def _accepts(nullable, head, stack, depth, DEPTH: tl.constexpr):
     return (tl.load(nullable + head) != 0) & (tl.min(tl.load(nullable + frame, mask=j < depth, other=1), 0) != 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["heads", "depths", "status", "rows"])
 def _find_rows(heads, depths, stacks, room, status, keys, slots, row_of, bank, words, first, rows, DEPTH: tl.constexpr, WORDS: tl.constexpr):
     b, j = tl.program_id(0), tl.arange(0, DEPTH)
     head, depth = tl.load(heads + b), tl.load(depths + b)
@@ -117,7 +117,7 @@ def _find_rows(heads, depths, stacks, room, status, keys, slots, row_of, bank, w
     tl.store(rows + b, row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["heads", "depths", "status", "rows"])
 def _build_rows(
     moves, nullable, symbols, starts, order, count, text, specials, stops, heads, depths, stacks, room, status, bank, words, first, rows,
     DEPTH: tl.constexpr, STOPS: tl.constexpr, TOKENS: tl.constexpr,
@@ -146,7 +146,7 @@ def _build_rows(
                 tl.store(status + b, 64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["heads", "depths", "status", "tokens"])
 def _advance(
     moves, nullable, symbols, starts, text, specials, stops, heads, depths, stacks, room, status, tokens,
     DEPTH: tl.constexpr, STOPS: tl.constexpr,

@@ -70,14 +70,14 @@ def rotate_and_write(
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * layer.kv_heads
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
-    rows = 16 if layer.is_mixed or tokens * all_heads > 8192 else 4  # a product of matrices takes 16 at least
+    rows, wide = 16 if layer.is_mixed or tokens * all_heads > 8192 else 4, max(16, next_power(dim))  # a product of matrices takes 16 rows at least
     _rotate_and_write[(triton.cdiv(tokens * all_heads, rows),)](
         qkv, cos, sin, weight, _signs(dim, qkv.dtype, qkv.device) if layer.is_mixed else None, slots, q,
         layer.keys, layer.values, layer.key_scales, layer.value_scales, tokens, eps,
         qkv.stride(0), qkv.stride(1), layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides,
-        H=heads, KV=layer.kv_heads, DIM=dim, ROWS=rows, BLOCK_D=max(16, next_power(dim)),
+        H=heads, KV=layer.kv_heads, DIM=dim, ROWS=rows, BLOCK_D=wide,
         LARGEST=LARGEST.get(layer.keys.dtype, 0.0), WHOLE=layer.keys.dtype == torch.int8,
-        SHRINK=(dim & -dim) ** -0.5, PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=rows // 4,
+        SHRINK=(dim & -dim) ** -0.5, PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=rows // 4 * max(1, wide // 128),
     )  # fmt: skip
     return q
 

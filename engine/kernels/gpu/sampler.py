@@ -9,7 +9,8 @@ largest of each part; where the row is greedy a second one, a program to a row, 
 or top-p keep is the tokens above some logit, and of those equal to it the lowest ids. Floats keep their order as integers, so the cut is
 found four bits at a time, each round counting (or weighing) the tokens above fifteen candidates at once. What a round finds in each part
 is added up by every program of the next one, in the same order: no program waits for another, and results are the same each time. The
-draw sees in which part it falls, and looks at that part alone. Weights are float64, as on the CPU. Knows nothing of requests or grammars.
+draw sees in which part it falls, and looks at that part alone. Weights are float64, as on the CPU. Kernels are the same for any number of rows,
+so that a batch of another size need not wait for a compiler. Knows nothing of requests or grammars.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _ordered(x):
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _penalise(logits, stride, history, numbers, size, width, PART: tl.constexpr):
     """Penalties in place, as sampling.adjust. logits: float32."""
     b, at = tl.program_id(0), tl.program_id(1) * PART + tl.arange(0, PART)
@@ -62,7 +63,7 @@ def _add_biases(logits, stride, ids, biases, count, width, COUNT: tl.constexpr):
     tl.store(place, x + tl.load(biases + b * count + k, mask=there, other=0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"], do_not_specialize_on_alignment=["rows", "tops", "bests", "flags"])
 def _mask(logits, stride, bank, words, rows, values, tops, bests, flags, width, vocab_size, PART: tl.constexpr):
     """values [B, width]: float32 logits, -inf where the mask says no. Per part: the largest, the lowest id that has it, and what else
     there is: 1 NaN, 2 +inf, 4 a number or +inf, 8 a token that the mask allows.
@@ -155,7 +156,7 @@ def _kept(work, top_k, top_p, top, temperature, parts, RANKS: tl.constexpr, MASS
     return cut, ties
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tops", "bests", "flags", "tokens", "status", "cuts"])
 def _begin(tops, bests, flags, numbers, work, tokens, status, cuts, parts, stride, PARTS: tl.constexpr):
     """What can be said of a row at once: its largest token, and what is wrong with it."""
     b, part = tl.program_id(0), tl.arange(0, PARTS)
@@ -174,7 +175,7 @@ def _begin(tops, bests, flags, numbers, work, tokens, status, cuts, parts, strid
     tl.store(cuts + 2 * b + 1, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["status"])
 def _weigh(values, work, numbers, status, width, parts, stride, PART: tl.constexpr, BLOCK: tl.constexpr, LOGPROBS: tl.constexpr):
     """Measures a part: what its tokens weigh, how many there are, and what they weigh at temperature 1."""
     b, part = tl.program_id(0), tl.program_id(1)
@@ -199,7 +200,7 @@ def _weigh(values, work, numbers, status, width, parts, stride, PART: tl.constex
         tl.store(own + 2, tl.sum(plain, 0))
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit(do_not_specialize=["turn", "size"], do_not_specialize_on_alignment=["tops", "top_ks"])
 def _search(
     values, tops, work, numbers, top_ks, size, width, parts, stride, turn,
     RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
@@ -253,7 +254,7 @@ def _measure(row, out, part, width, top, temperature, cut, least, PART: tl.const
     tl.store(out + 2, tl.sum(equal, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["top_ks", "cuts"])
 def _measure_kept(
     values, work, numbers, top_ks, cuts, size, width, parts, stride,
     RANKS: tl.constexpr, MASSES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
@@ -302,7 +303,7 @@ def _draw(row, work, width, top, temperature, cut, ties, least, u, parts, PARTS:
     return tl.where(token == 0x7FFFFFFF, last, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["seeds", "positions", "streams", "tokens", "status", "logprobs", "cuts"])
 def _finish(
     values, work, numbers, seeds, positions, streams, tokens, status, logprobs, cuts, size, width, parts, stride,
     PARTS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, DRAWS: tl.constexpr, LOGPROBS: tl.constexpr,

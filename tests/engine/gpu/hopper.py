@@ -101,6 +101,8 @@ def forwards() -> None:
 def eight_bits() -> None:
     """The same over keys and values in whole numbers and in fp8."""
     qwen = {"heads": 28, "kv": 4, "dim": 128, "hidden": 256, "inner": 512, "layers": 1}
+    gemma = {"heads": 4, "kv": 1, "dim": 256, "hidden": 256, "inner": 512, "layers": 1, "qk_norm": True}
+    _compile(gemma, torch.int8, [BatchSpan([list(range(16))], 0, [1] * 512)], [BatchSpan([list(range(64))], 2000, [1])])
     for dtype in (torch.int8, torch.uint8):
         _compile(qwen, dtype, [BatchSpan([list(range(16))], 0, [1] * 512)], [BatchSpan([list(range(64))], 2000 + i, [1]) for i in range(4)])
 
@@ -142,6 +144,23 @@ def beside() -> None:
     layer, q = KVLayer.empty(4, 64 * PAGE, 128, torch.bfloat16), torch.zeros(4, 28, 128, dtype=torch.bfloat16)
     prefix = plan.Prefix(*(torch.zeros(shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 1, 32), (4,))), queries=4)
     attention.attend_shared(q, layer, batch, prefix, scale=1.0)
+
+
+def sizes() -> None:
+    """Steps of many requests and few: what is asked of sampling decides about kernels, how many ask does not."""
+    width = 152_064
+    for size in (1, 2, 3, 5, 8, 16, 64):
+        out, rows, logits = Sampled.empty(size, "cpu"), torch.zeros(size, dtype=torch.int32), torch.zeros(size, width)
+        batch = SamplingBatch.empty(size, "cpu", history=width, biases=2)
+        for bank in (torch.zeros(1, 1, dtype=torch.int32), torch.zeros(8, width // 32, dtype=torch.int32)):
+            sampler.sample(logits, bank, rows, batch, out, vocab_size=width, logprobs=True)
+    host = Pushdown(Vocabulary([bytes([b]) for b in range(256)] + [None], [256]), states=8, rows=8)
+    tables = Tables.of(host, 64, "cpu")
+    for size in (1, 3, 8, 64):
+        states, (status, rows) = States.empty(size, 64, "cpu"), torch.zeros(2, size, dtype=torch.int32)
+        pushdown.find_rows(tables, states, status, rows)
+        pushdown.build_rows(tables, states, status, rows)
+        pushdown.advance(tables, states, status, torch.zeros(size, dtype=torch.int64))
 
 
 def decoding() -> None:

@@ -36,6 +36,13 @@ def test_steps_of_other_sizes_need_no_other_kernels() -> None:
 
 
 @pytest.mark.slow
+def test_other_numbers_of_requests_need_no_other_kernels() -> None:
+    names = [name.rpartition("-")[0] for name in kernels_of("sizes")]
+    single = ["_add_biases", "_advance", "_begin", "_build_rows", "_find_rows", "_finish", "_mask", "_measure_kept", "_penalise", "_weigh"]
+    assert sorted(names) == sorted([*single, "_search", "_search"])  # for top-k and for top-p
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["forwards", "eight_bits", "rules", "beside", "decoding"])
 def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
     kernels = kernels_of(body)
