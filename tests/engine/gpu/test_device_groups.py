@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from agentkit.engine import Engine
+from agentkit.engine.device import runner
 from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.gpu import sharing
 from agentkit.engine.kernels.layout import PAGE
@@ -115,11 +116,10 @@ def test_a_beginning_is_shared_by_the_layers_that_see_it_all(kernels: str, monke
         pool.check_invariants()
         return rows
 
-    prefixes: list[Any] = []
-    arranged = sharing._prefix
-    monkeypatch.setattr(sharing, "_prefix", lambda *rest: prefixes.append(arranged(*rest)) or prefixes[-1])  # type: ignore[func-returns-value]
+    found: list[Any] = []
+    monkeypatch.setattr(runner, "arranged", lambda *rest: found.append(sharing.arranged(*rest)) or found[-1])  # type: ignore[func-returns-value]
     want, got = run(partial(TorchRunner, model)), run(partial(DeviceRunner, model, kernels=kernels))
-    assert [prefix.lengths.tolist() for prefix in prefixes] == [[2 * PAGE, 0]]
+    assert [each.prefix.lengths.tolist() for each in found] == [[2 * PAGE, 0]]
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
@@ -134,11 +134,11 @@ def test_gemma_3_over_more_than_its_window(gemma3_folder: Path) -> None:
     for make in (partial(TorchRunner, model.model), partial(DeviceRunner, model.model, kernels="reference")):
         pool = KVPool(shape, 60 * shape.bytes_per_page, reach=reach, groups=by_window(reach, c.num_layers, c.max_position))
         pool.data.fill_(torch.nan)
-        runner, sequence, found, text = make(pool=pool), pool.start(ids), [], list(ids)
+        runs, sequence, found, text = make(pool=pool), pool.start(ids), [], list(ids)
         while sequence.length < len(ids) + 6:
             new = text[sequence.length : sequence.length + 500]
             assert pool.reserve(sequence, sequence.length + len(new))
-            found.append(runner.execute([Span(sequence, tuple(new))])[0])
+            found.append(runs.execute([Span(sequence, tuple(new))])[0])
             pool.check_invariants()
             assert len(sequence.held) == pages_of(sequence)
             if sequence.length == len(text):

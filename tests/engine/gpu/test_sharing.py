@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentkit.engine.device.attention import PagedAttention
+from agentkit.engine.device import runner
 from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.kernels.gpu import sharing
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
@@ -79,25 +79,24 @@ def test_requests_of_few_tokens_come_before_long_prompts() -> None:
 @pytest.mark.parametrize("kernels", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 def test_logits_are_those_without_sharing(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "LEAST_PAGES", 1)
-    shared: list[bool] = []
-    plain = PagedAttention.__init__
-    monkeypatch.setattr(PagedAttention, "__init__", lambda self, *rest: shared.append(rest[-1] is not None) or plain(self, *rest))  # type: ignore[func-returns-value]
+    found: list[Arrangement] = []
+    monkeypatch.setattr(runner, "arranged", lambda *rest: found.append(arranged(*rest)) or found[-1])  # type: ignore[func-returns-value]
     model = decoder(layers=2, windows=(None, 20), rope_of_layer=(0, 0))
 
     def run(make: partial[Runner]) -> list[Logits]:
         shape = KVShape(2, 2, 16)
         pool = KVPool(shape, 20 * shape.bytes_per_page)
-        runner, beginning = make(pool=pool), tokens(PAGE + 2, 128, 1)
+        runs, beginning = make(pool=pool), tokens(PAGE + 2, 128, 1)
         first = pool.start(beginning)
         assert pool.reserve(first, PAGE + 8)
-        runner.execute([Span(first, tuple(beginning))])
+        runs.execute([Span(first, tuple(beginning))])
         others = [pool.start([*beginning, i]) for i in range(3)]
         alone = pool.start([5, 6, 7])
         assert all(pool.reserve(s, s.length + 4) for s in (*others, alone))
         spans = [Span(others[0], (1,)), Span(alone, (5, 6), rows=2), Span(others[1], (2, 3), rows=1), Span(first, (4,)), Span(others[2], (9,))]
-        return runner.execute(spans)
+        return runs.execute(spans)
 
     want, got = run(partial(TorchRunner, model)), run(partial(DeviceRunner, model, kernels=kernels))
-    assert shared[-1]
+    assert [each.prefix is not None for each in found] == [False, True]
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
