@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +24,12 @@ from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.kv_groups import by_window
 from agentkit.engine.kv_policy import Reach, Streaming, Window, reach_of
-from agentkit.engine.models.decoder import Decoder, Dense
+from agentkit.engine.models.decoder import Decoder
 from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels.tables import Tables
 from tests.engine.gpu.bursts import VOCABULARY
 from tests.engine.gpu.test_device_step import SAMPLED, step_on
-from tests.engine.kernels.models import VARIANTS, decoder
+from tests.engine.kernels.models import VARIANTS, decoder, moved
 from tests.engine.tiny import WIDTH
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU says so itself")
@@ -63,18 +62,6 @@ class Making(TorchFunctionMode):
         return out
 
 
-def elsewhere(model: Decoder, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    """The same model without values."""
-
-    def moved(x: Any) -> Any:
-        if isinstance(x, Dense):
-            return Dense(x.weight.to(NOWHERE, dtype), None if x.bias is None else x.bias.to(NOWHERE, dtype))
-        return x.to(NOWHERE) if isinstance(x, torch.Tensor) else x
-
-    layers = [replace(layer, **{field.name: moved(getattr(layer, field.name)) for field in fields(layer)}) for layer in model.layers]
-    return Decoder(model.config, model.embedding.to(NOWHERE, dtype), layers, moved(model.final_norm), moved(model.head))
-
-
 def forward(decode: DeviceDecoder, batch: Batch, parts: Sequence[Part]) -> torch.Tensor:
     return decode.logits(decode.states(batch, parts))
 
@@ -104,7 +91,7 @@ def test_a_captured_step_asks_nothing_of_the_host(kind: str, monkeypatch: pytest
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda *_, **__: None)  # what kernels are launched with counts, not what they do
     variant, kv, policy, shared = KINDS[kind]
-    model = elsewhere(decoder(**{**VARIANTS[variant], "dim": 16, "vocabulary": WIDTH}))
+    model = moved(decoder(**{**VARIANTS[variant], "dim": 16, "vocabulary": WIDTH}), NOWHERE, torch.bfloat16)
     step = step_of(model, kv, Reach() if policy is None else reach_of(policy, model.config), shared)
     room = Ragged.room(32, step.batch.shape, NOWHERE)
     with torch.inference_mode():

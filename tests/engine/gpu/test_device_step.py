@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.device.beside import Ragged
 from agentkit.engine.device.capture import Graphs
+from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.device.step import Bucket, DeviceStep
 from agentkit.engine.kernels.gpu.batch import NOWHERE, Batch
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sampling_batch import Draw
 from agentkit.engine.kernels.layout import PAGE
+from agentkit.engine.kv import KVPool, KVShape
+from agentkit.engine.kv_groups import by_window
+from agentkit.engine.kv_policy import reach_of
+from agentkit.engine.runner import Span, TorchRunner
 from agentkit.grammars import Grammar
 from agentkit.grammars.ahead import Ahead
 from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels.tables import FINE, STOPPED, Tables
 from tests.engine.gpu.bursts import VOCABULARY
+from tests.engine.kernels.models import VARIANTS, decoder, moved, tokens
 from tests.engine.tiny import STOP, TOKENS, WIDTH
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, presence_penalty=0.3)
@@ -99,6 +107,24 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     step._rehearse(Ragged.room(8, step.batch.shape, torch.device("cpu")))
     assert got + results(step, 2) == want
     assert NOWHERE not in step.batch.slots[:, 2].tolist()
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cpu", "reference"), pytest.param("cuda", "triton", marks=pytest.mark.gpu)])
+def test_layers_with_windows_give_pages_back_on_any_device(device: str, kernels: str) -> None:
+    """Logits of a text longer than the windows, in chunks; tests/engine/gpu/test_device_groups.py has the rest, where no GPU is."""
+    plain, ids, found = decoder(**{**VARIANTS["gemma"], "layers": 6, "windows": (40, 64, None) * 2, "rope_of_layer": (0, 0, 1) * 2}), tokens(200, 128), []
+    c, reach = plain.config, reach_of("auto", plain.config)
+    for place, runner in (("cpu", TorchRunner), (device, partial(DeviceRunner, kernels=kernels))):
+        shape = KVShape(c.num_layers, c.num_kv_heads, c.head_dim, device=torch.device(place))
+        pool = KVPool(shape, 10 * shape.bytes_per_page, reach=reach, groups=by_window(reach, c.num_layers, c.max_position))
+        pool.data.fill_(torch.nan)
+        execute, sequence = runner(moved(plain, place, torch.float32), pool).execute, pool.start(ids)
+        for count in (70, 64, 1, 64, 1):
+            assert pool.reserve(sequence, sequence.length + count)
+            found.append(execute([Span(sequence, tuple(ids[sequence.length : sequence.length + count]))])[0])
+            pool.check_invariants()
+        assert len(sequence.held) == 7 + 2 * 3
+    np.testing.assert_allclose(np.concatenate(found[5:]), np.concatenate(found[:5]), atol=1e-3)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits, widene
 from agentkit.engine.weights.packed import PackedDecoder, Part
 from tests.engine.slots import Sequence, Slots
 
-__all__ = ["VARIANTS", "Pool", "Sequence", "decoder", "quantised", "run", "tokens"]
+__all__ = ["VARIANTS", "Pool", "Sequence", "decoder", "moved", "quantised", "run", "tokens"]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -60,6 +61,18 @@ def decoder(
     ]  # fmt: skip
     embedding = torch.randn(vocabulary, hidden, generator=generator)
     return Decoder(config, embedding, made, norm(hidden), dense(vocabulary, hidden, bias=bias))
+
+
+def moved(model: Decoder, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """The same model on another device, its matrices in another type."""
+
+    def there(x: Any) -> Any:
+        if isinstance(x, Dense):
+            return Dense(x.weight.to(device, dtype), None if x.bias is None else x.bias.to(device, dtype))
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    layers = [replace(layer, **{field.name: there(getattr(layer, field.name)) for field in fields(layer)}) for layer in model.layers]
+    return Decoder(model.config, model.embedding.to(device, dtype), layers, there(model.final_norm), there(model.head))
 
 
 def quantised(plain: Decoder, rounded: Callable[..., Blocks] = four_bits, *, narrow: bool = False) -> tuple[PackedDecoder, Decoder]:
