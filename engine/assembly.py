@@ -6,12 +6,13 @@ chosen here, once, and its kernels are compiled. Knows nothing of prompts or cal
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from agentkit.engine.adapters.adapter import Change, LowRank
+from agentkit.engine.adapters.adapter import AdapterForm, Layered, LowRank, Place
 from agentkit.engine.adapters.loaded import Adapters
 from agentkit.engine.adapters.packed import PackedLowRank
 from agentkit.engine.advance import Advancer
@@ -24,7 +25,7 @@ from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
 from agentkit.engine.scheduler import Limits, Scheduler
-from agentkit.engine.warmup import compile_for_kv_once, compile_kernels_once, warm_up_device
+from agentkit.engine.warmup import compile_adapted_once, compile_for_kv_once, compile_kernels_once, warm_up_device
 from agentkit.engine.weights.choose import with_weights
 from agentkit.engine.weights.packed import PackedDecoder
 from agentkit.errors import EngineError
@@ -72,20 +73,21 @@ def scheduler_for(loaded: LoadedModel, config: EngineConfig, metrics: Metrics, p
     return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)
 
 
-def adapters_for(loaded: LoadedModel, config: EngineConfig, scheduler: Scheduler, progress: Progress | None) -> Adapters:
-    """No adapters yet, and what is to be made of each: panels for the CPU's kernel, or tensors where torch or a device's kernels multiply."""
-    model, pool, on_device = loaded.model, scheduler.pool, isinstance(scheduler.runner, DeviceRunner)
+def adapters_for(loaded: LoadedModel, scheduler: Scheduler, progress: Progress | None) -> Adapters:
+    """No adapters yet, and what is to be made of each: what the CPU's kernels read, or tensors where torch or a device's kernels multiply."""
+    model, on_device = loaded.model, isinstance(scheduler.runner, DeviceRunner)
     kernels = not on_device and supported() and (model.device.type, model.dtype) == ("cpu", torch.float32)
 
-    def form(low: LowRank) -> Change:
-        return PackedLowRank.of(low) if kernels else low
+    def form(places: Mapping[Place, LowRank]) -> AdapterForm:
+        if isinstance(model, PackedDecoder):
+            compile_adapted_once(scheduler.pool.data.dtype, progress)
+            from agentkit.engine.adapters.whole import WholeAdapter  # its kernel is compiled only where there are adapters
 
-    def prepare() -> None:  # layer by layer, attention is a kernel of its own
-        if model.device.type == "cpu" and not on_device:
-            compile_for_kv_once(pool.data.dtype, progress, whole=False)
+            return WholeAdapter.of(places, model.config)
+        return Layered({place: PackedLowRank.of(low) if kernels else low for place, low in places.items()})
 
     device = torch.device("cpu") if on_device else model.device
-    return Adapters(loaded, device, form, prepare, deterministic=config.deterministic, progress=progress)
+    return Adapters(loaded, device, form, progress)
 
 
 def _load(model: str | Path, config: EngineConfig, progress: Progress | None) -> LoadedModel:

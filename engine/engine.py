@@ -129,7 +129,7 @@ class Engine:
         self._speculator_for = partial(speculator_for, target=loaded, pool=self._scheduler.pool, digest=self.heads_digest, cache_dir=folder)
         self._scheduler.speculate(self._speculator_for("off" if speculation == "auto" and isinstance(kv, H2O) else speculation))
         self._loop = EngineLoop(self._scheduler, name=f"agentkit-engine-{self.model_name}")
-        self._adapters = adapters_for(loaded, self.config, self._scheduler, progress)
+        self._adapters = adapters_for(loaded, self._scheduler, progress)
         self._intake = Intake(loaded, self._scheduler.pool, self._adapters, seed=seed, max_context=self.max_context, progress=progress)
         file = None if prefix_file is None else Path(prefix_file).expanduser()
         held_as = f"{weights}, activations {activations}" + ("" if isinstance(kv, str) else f", {kv}")

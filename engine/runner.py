@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from agentkit.engine.adapters.adapter import AdapterUse
-from agentkit.engine.adapters.rows import adapted, runs_of
+from agentkit.engine.adapters.rows import adapted
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.models.decoder import Attend, Decoder
@@ -134,7 +134,7 @@ class TorchRunner:
             return self._model
         assert isinstance(self._model, Decoder), "adapters are loaded for models with the native decoder only"
         uses = [span.adapter for span in spans for _ in range(span.size)]
-        return adapted(self._model, runs_of(uses), runs_of([uses[row] for row in chosen]))
+        return adapted(self._model, uses, chosen)
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

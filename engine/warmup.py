@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.engine.adapters.adapter import LowRank
+from agentkit.engine.adapters.adapter import Adapter, AdapterUse, LowRank
 from agentkit.engine.adapters.adapter import Part as Change
 from agentkit.engine.adapters.packed import PackedLowRank
 from agentkit.engine.attention import BatchAttention
@@ -34,7 +34,7 @@ from agentkit.engine.weights.blocks import Blocks, eight_bits, four_bits
 from agentkit.engine.weights.packed import PackedDecoder, Part
 from agentkit.grammars.warmup import begin_compiling
 
-__all__ = ["compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached", "warm_up_device"]
+__all__ = ["compile_adapted_once", "compile_for_kv_once", "compile_kernels", "compile_kernels_once", "kernels_cached", "warm_up_device"]
 
 _HIDDEN, _DIM, _VOCABULARY = 32, 16, 64
 _WHOLE, _ATTENTION = torch.float16, torch.float32
@@ -77,6 +77,16 @@ def compile_for_kv_once(kv: torch.dtype, progress: Progress | None, *, whole: bo
             done.touch()
 
 
+def compile_adapted_once(kv: torch.dtype, progress: Progress | None) -> None:
+    """The same for the whole forward with adapters, which is not compiled before an engine has some."""
+    done = ENGINE.folder / f"adapted for {str(kv).removeprefix('torch.')}"
+    if supported() and not done.exists():
+        with one_stage("compiling the kernel for adapters (once on this machine)", progress):
+            _run_adapted(kv)
+            with suppress(OSError):
+                done.touch()
+
+
 def warm_up_device(runner: Runner, progress: Progress | None) -> None:
     """Compiles what a runner on a GPU needs; the CPU's own kernels are not its business."""
     if isinstance(runner, DeviceRunner) and runner.on_gpu:
@@ -104,8 +114,21 @@ def _run_attention(kv: torch.dtype) -> None:
 
 
 def _run_adapter() -> None:
-    low = LowRank(torch.zeros(1, _HIDDEN), (Change(torch.zeros(_DIM, 1), 0, 0),))
-    PackedLowRank.of(low).add(torch.zeros(1, _HIDDEN), torch.zeros(1, _DIM), slice(0, 1), 1.0)
+    PackedLowRank.of(_low_rank()).add(torch.zeros(1, _HIDDEN), torch.zeros(1, _DIM), slice(0, 1), 1.0)
+
+
+def _run_adapted(kv: torch.dtype) -> None:
+    from agentkit.engine.adapters.whole import WholeAdapter, with_adapters  # what it imports counts as a kernel to be compiled at the start
+
+    model, ids = _packed(), torch.arange(3)
+    form = WholeAdapter.of({(0, "qkv"): _low_rank()}, model.config)
+    use = AdapterUse(Adapter("", 0, "", 1, form), 1.0)
+    with torch.inference_mode():
+        with_adapters(model, [use, None, use], [0, 1, 2]).forward(ids, ids, BatchAttention(_pool(kv), [(_sequence(), 0, 3)]))
+
+
+def _low_rank() -> LowRank:
+    return LowRank(torch.zeros(1, _HIDDEN), (Change(torch.zeros(_DIM, 1), 0, 0),))
 
 
 def _pool(kv: torch.dtype, reach: Reach | None = None, sums: torch.Tensor | None = None) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Adapter", "AdapterUse", "Change", "LowRank", "Part", "Place"]
+__all__ = ["Adapter", "AdapterForm", "AdapterUse", "Change", "Layered", "LowRank", "Part", "Place"]
 
 Place = tuple[int, str]
 """A layer's number, and one of its matrices: "qkv", "out", "gate_up", "down"."""
@@ -58,6 +58,24 @@ class LowRank:
             out[rows, column : column + up.shape[0]].addmm_(h[:, rank : rank + up.shape[1]], up.T, alpha=scale)
 
 
+class AdapterForm(Protocol):
+    """An adapter's matrices as its engine computes with them: `Layered`, or `whole.WholeAdapter` where a forward is one kernel."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Layered:
+    """What is added to each product, place by place."""
+
+    places: Mapping[Place, Change]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(change.nbytes for change in self.places.values())
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """An adapter that was loaded. It lives as long as somebody holds it: the engine by its name, and each request that chose it.
@@ -70,12 +88,12 @@ class Adapter:
     load_number: int
     source: str
     rank: int
-    places: Mapping[Place, Change]
+    form: AdapterForm
 
     @property
     def nbytes(self) -> int:
         """Memory of its matrices in bytes."""
-        return sum(low.nbytes for low in self.places.values())
+        return self.form.nbytes
 
     def __repr__(self) -> str:
         return f"Adapter({self.name!r}, rank {self.rank}, {self.nbytes / 1e6:.1f} MB from {self.source})"

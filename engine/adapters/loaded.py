@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from agentkit.engine.adapters.adapter import Adapter, AdapterUse, Change, LowRank
+from agentkit.engine.adapters.adapter import Adapter, AdapterForm, AdapterUse, LowRank, Place
 from agentkit.engine.adapters.files import folder_of, read_adapter
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder
@@ -24,16 +24,12 @@ __all__ = ["Adapters"]
 
 
 class Adapters:
-    """target: the model that they change.   device: where their matrices are held.   form: brings them into the form in which they are computed.
-    prepare: called before an adapter can be chosen.   deterministic: as the engine is set; nothing can be loaded then.
-    """
+    """target: the model that they change.   device: where files are read to.   form: makes of the changes of all places what the engine computes with."""
 
     def __init__(
-        self, target: LoadedModel, device: torch.device, form: Callable[[LowRank], Change], prepare: Callable[[], None], *, deterministic: bool = False,
-        progress: Progress | None = None,
-    ) -> None:  # fmt: skip
-        self._target, self._device, self._form, self._prepare = target, device, form, prepare
-        self._deterministic, self._progress = deterministic, progress
+        self, target: LoadedModel, device: torch.device, form: Callable[[Mapping[Place, LowRank]], AdapterForm], progress: Progress | None = None
+    ) -> None:
+        self._target, self._device, self._form, self._progress = target, device, form, progress
         self._lock = threading.Lock()
         self._loaded: dict[str, Adapter] = {}
         self._loads = 0
@@ -52,11 +48,10 @@ class Adapters:
             raise AdapterError("the name of an adapter is empty; give it one that requests can choose it by")
         config = self._config(name)
         rank, places = read_adapter(folder_of(source, self._progress), config, self._target.model.dtype, self._device)
-        self._prepare()
-        changes = {place: self._form(low) for place, low in places.items()}
+        form = self._form(places)
         with self._lock:
             self._loads += 1
-            adapter = self._loaded[name] = Adapter(name, self._loads, os.fspath(source), rank, changes)
+            adapter = self._loaded[name] = Adapter(name, self._loads, os.fspath(source), rank, form)
         return adapter
 
     def unload(self, name: str) -> None:
@@ -88,8 +83,4 @@ class Adapters:
         model = self._target.model
         if not isinstance(model, Decoder):
             raise AdapterError(f"the adapter {name!r}: {self._target.name} runs through transformers, and only the native decoder takes adapters")
-        if self._deterministic:
-            raise AdapterError(
-                f"the adapter {name!r}: what it adds is multiplied by torch, whose last digits depend on the batch, so deterministic=True has no adapters"
-            )
         return model.config

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from agentkit.engine.adapters.adapter import AdapterUse, Change
+from agentkit.engine.adapters.adapter import AdapterUse, Change, Layered, Place
 from agentkit.engine.models.decoder import Decoder, Layer, Linear
+from agentkit.engine.weights.packed import PackedDecoder
 
 __all__ = ["AdaptedLinear", "Run", "adapted", "runs_of"]
 
@@ -50,10 +51,15 @@ def runs_of(uses: Sequence[AdapterUse | None]) -> list[Run]:
     return runs
 
 
-def adapted(decoder: Decoder, runs: Sequence[Run], chosen: Sequence[Run]) -> Decoder:
-    """The decoder for one forward. runs: of the batch's rows.   chosen: of the rows that go on after the last layer's attention."""
+def adapted(decoder: Decoder, uses: Sequence[AdapterUse | None], chosen: Sequence[int]) -> Decoder:
+    """The decoder for one forward. uses: of each row of the batch.   chosen: the rows that go on after the last layer's attention."""
+    if isinstance(decoder, PackedDecoder):
+        from agentkit.engine.adapters.whole import with_adapters  # its kernel is compiled only where there are adapters
+
+        return with_adapters(decoder, uses, chosen)
+    runs, after = runs_of(uses), runs_of([uses[row] for row in chosen])
     last = len(decoder.layers) - 1
-    layers = [_layer(layer, index, runs, chosen if index == last else runs) for index, layer in enumerate(decoder.layers)]
+    layers = [_layer(layer, index, runs, after if index == last else runs) for index, layer in enumerate(decoder.layers)]
     return Decoder(decoder.config, decoder.embedding, layers, decoder.final_norm, decoder.head)
 
 
@@ -61,7 +67,12 @@ def _layer(layer: Layer, index: int, runs: Sequence[Run], after_attention: Seque
     changed: dict[str, Any] = {}
     for name in MATRICES:
         here = runs if name == "qkv" else after_attention
-        additions = [(rows, change, use.scale) for rows, use in here if (change := use.adapter.places.get((index, name))) is not None]
+        additions = [(rows, change, use.scale) for rows, use in here if (change := _change(use, (index, name))) is not None]
         if additions:
             changed[name] = AdaptedLinear(getattr(layer, name), additions)
     return replace(layer, **changed) if changed else layer
+
+
+def _change(use: AdapterUse, place: Place) -> Change | None:
+    assert isinstance(use.adapter.form, Layered), "adapters of an engine are in the form that its model needs"
+    return use.adapter.form.places.get(place)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from agentkit.engine.adapters.adapter import Adapter, AdapterUse, LowRank, Place
+from agentkit.engine.adapters.adapter import Adapter, AdapterUse, Layered, LowRank, Place
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.choose import Kernels
 from agentkit.engine.models.decoder import Layer, Linear
@@ -159,4 +159,5 @@ class AdapterStacks:
 
 def _low_ranks(adapter: Adapter) -> Mapping[Place, LowRank]:
     """An adapter's changes as tensors, which it holds where a device computes (see assembly.adapters_for)."""
-    return {place: change for place, change in adapter.places.items() if isinstance(change, LowRank)}
+    assert isinstance(adapter.form, Layered), "adapters of an engine are in the form that its model needs"
+    return {place: change for place, change in adapter.form.places.items() if isinstance(change, LowRank)}

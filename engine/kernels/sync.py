@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
+from numba.np.arrayobj import populate_array
 
 from agentkit.engine.kernels.library import inner
 
@@ -69,15 +70,40 @@ def _yield_processor(_typing: Any) -> Any:
 
 @intrinsic
 def borrowed(_typing: Any, array: Any) -> Any:
-    """The same array without its owner: passing it on counts no references, which several workers would do to one counter."""
+    """The same array, or named tuple of arrays and numbers, without its owner: passing it on counts no references, which several workers would do
+    to one counter.
+    """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = context.make_array(signature.args[0])(context, builder, args[0])
+    def without_owner(context: Any, builder: Any, kind: Any, given: Any) -> Any:
+        if isinstance(kind, types.NamedTuple):
+            for place, member in enumerate(kind.types):
+                if isinstance(member, types.Array):
+                    own = builder.extract_value(given, place)
+                    given = builder.insert_value(given, without_owner(context, builder, member, own), place)
+            return given
+        value = context.make_array(kind)(context, builder, given)
         value.meminfo = ir.Constant(value.meminfo.type, None)
         value.parent = ir.Constant(value.parent.type, None)
         return value._getvalue()
 
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return without_owner(context, builder, signature.args[0], args[0])
+
     return array(array), codegen
+
+
+@intrinsic
+def array_at(_typing: Any, address: Any, like: Any) -> Any:
+    """An array of the type of `like` [N] over memory that somebody else keeps, without an end."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = context.make_array(like)(context, builder)
+        size, item = ir.Constant(ir.IntType(64), 1 << 40), ir.Constant(ir.IntType(64), like.dtype.bitwidth // 8)
+        data = builder.inttoptr(args[0], value.data.type)
+        populate_array(value, data=data, shape=[size], strides=[item], itemsize=item, meminfo=None)
+        return value._getvalue()
+
+    return like(types.int64, like), codegen
 
 
 @inner

@@ -28,19 +28,19 @@ GROUP = 32  # weights that share a scale
 _REGISTERS = WIDTH // LANES
 
 
-def _tile(columns: int) -> Any:
+def _tile(columns: int, registers: int = _REGISTERS) -> Any:
     def tile(e: Emit) -> None:
         panel, panel_at, panel_stride, x, x_at, x_stride, count, acc, acc_at, acc_stride = e.args
         inputs = [e.at(x, x_at, e.times(x_stride, c)) for c in range(columns)]
-        outputs = [e.at(acc, acc_at, e.times(acc_stride, c), LANES * r) for c in range(columns) for r in range(_REGISTERS)]
+        outputs = [e.at(acc, acc_at, e.times(acc_stride, c), LANES * r) for c in range(columns) for r in range(registers)]
         sums = e.variables(len(outputs), lambda i: e.load(outputs[i]))
         with e.loop(count) as k:
             row = e.at(panel, panel_at, e.b.mul(k, panel_stride))
             factors = [e.splat(e.b.load(e.at(pointer, k))) for pointer in inputs]
-            for r in range(_REGISTERS):
+            for r in range(registers):
                 weight = e.load(e.at(row, LANES * r))
                 for c, factor in enumerate(factors):
-                    total = sums[c * _REGISTERS + r]
+                    total = sums[c * registers + r]
                     e.b.store(e.fma(factor, weight, e.b.load(total)), total)
         for total, pointer in zip(sums, outputs, strict=True):
             e.store(e.b.load(total), pointer)
@@ -48,8 +48,10 @@ def _tile(columns: int) -> Any:
     return emitted(10, types.void, tile)
 
 
-tile1, tile2, tile3 = _tile(1), _tile(2), _tile(3)
-"""tile(panel, at, stride, x, at, stride, count, acc, at, stride): x [columns, count], panel [count, 32], acc [columns, 32], all float32."""
+tile1, tile2, tile3, tile8 = _tile(1), _tile(2), _tile(3), _tile(1, 1)
+"""tile(panel, at, stride, x, at, stride, count, acc, at, stride): x [columns, count], panel [count, 32], acc [columns, 32], all float32.
+tile8: of one row and a panel of 8 columns.
+"""
 
 
 _I8, _I16 = ir.IntType(8), ir.IntType(16)

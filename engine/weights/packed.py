@@ -133,9 +133,13 @@ class PackedDecoder(Decoder):
         )
         work = self._work(ids.size, sampled, plan)
         scratch = max(f.MATRIX_SCRATCH, scratch_floats(self.config.head_dim))
-        TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
+        self._compute(scratch, batch, work, plan)
         plan.add_up(self.config.num_kv_heads, work.received)
         return work
+
+    def _compute(self, scratch: int, batch: f.Batch, work: f.Work, plan: Plan) -> None:
+        """Runs the kernel. scratch: floats that each worker needs."""
+        TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
 
     def _work(self, tokens: int, sampled: int, plan: Plan) -> f.Work:
         s = self._shape
@@ -176,7 +180,7 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tu
         kind = EIGHT if part.sources[0].kind == Q8_0 else FOUR
         if any((EIGHT if s.kind == Q8_0 else FOUR) != kind or s.columns != part.sources[0].columns for s in part.sources):
             raise EngineError(f"the parts of {name} in layer {layer} differ in width or in bits; quantise them alike")
-        groups, order, blocks = part.sources[0].groups, *_order(name, part)
+        groups, order, blocks = part.sources[0].groups, *order_of(name, sum(source.rows for source in part.sources))
         bias = getattr(plain.layers[layer], name).bias if layer >= 0 else plain.head.bias  # type: ignore[attr-defined]
         lines.append([kind, codes_at, scales_at, groups, blocks, floats.spread(bias, order, blocks * WIDTH)])
         orders.append((part.sources[0].columns, order))
@@ -238,9 +242,8 @@ def _layer_line(plain: Decoder, index: int, floats: _Floats) -> list[int]:
     return [*(floats.add(norm) for norm in norms), config.windows[index] or 0, config.rope_of_layer[index]]
 
 
-def _order(name: str, part: Part) -> tuple[Array, int]:
-    """Which packed output each output of the layer is, and how many blocks there are. gate and up alternate by blocks."""
-    rows = sum(source.rows for source in part.sources)
+def order_of(name: str, rows: int) -> tuple[Array, int]:
+    """Which packed output each output of a layer's matrix is, and how many blocks there are. gate and up alternate by blocks."""
     if name != "gate_up":
         return np.arange(rows), -(-rows // WIDTH)
     half = np.arange(rows // 2)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from agentkit.engine.adapters.adapter import Adapter, AdapterUse
+from agentkit.engine.adapters.adapter import Adapter, AdapterForm, AdapterUse, Layered
 from agentkit.engine.adapters.files import read_adapter
 from agentkit.engine.adapters.packed import PackedLowRank
+from agentkit.engine.adapters.whole import WholeAdapter
 from agentkit.engine.kv import KVPool, KVShape
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import LoadedModel
@@ -30,11 +31,12 @@ def native(folder: Path, **options: Any) -> LoadedModel:
     return replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
 
 
-def use_of(made: RandomAdapter, folder: Path, *, number: int = 1, scale: float = 1.0, packed: bool = False) -> AdapterUse:
-    """An adapter as a request holds it, by way of its files."""
+def use_of(made: RandomAdapter, folder: Path, *, number: int = 1, scale: float = 1.0, form: str = "torch") -> AdapterUse:
+    """An adapter as a request holds it, by way of its files. form: "torch", "kernel", or "whole"."""
     rank, places = read_adapter(made.write(folder), made.config, torch.float32, torch.device("cpu"))
-    changes = {place: PackedLowRank.of(low) if packed else low for place, low in places.items()}
-    return AdapterUse(Adapter("one", number, str(folder), rank, changes), scale)
+    layered = Layered({place: PackedLowRank.of(low) if form == "kernel" else low for place, low in places.items()})
+    made_of: AdapterForm = WholeAdapter.of(places, made.config) if form == "whole" else layered
+    return AdapterUse(Adapter("one", number, str(folder), rank, made_of), scale)
 
 
 def pool_for(model: Decoder) -> KVPool:

@@ -113,6 +113,23 @@ def test_all_ways_to_ask(make: Make) -> None:
     assert len({g.token_ids, *(each.token_ids for each in g.alternatives)}) == 3
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_equal_logits_to_the_bit_beside_any_neighbours(make: Make, weights: str) -> None:
+    """deterministic=True holds with adapters, and for requests without one beside them."""
+    engine = make(weights=weights, deterministic=True, speculation="off")
+    jobs: list[dict[str, Any]] = [{}, {"adapter": "a"}, {"adapter": "b"}, {"adapter": "a", "adapter_scale": -2.0}, {"adapter": "b", "adapter_scale": 0.25}]
+    prompts = [PROMPT, PROMPT * 3, "x", PROMPT, PROMPT + "12"]
+    alone = [engine.generate(p, max_tokens=12, logprobs=4, **job).logprobs for p, job in zip(prompts, jobs, strict=True)]
+
+    async def together() -> list[Any]:
+        both = [*zip(prompts, jobs, strict=True)]
+        return await asyncio.gather(*(engine.agenerate(p, max_tokens=12, logprobs=4, **job) for p, job in (*both, *both[::-1])))
+
+    engine.prefix.clear()
+    got = [g.logprobs for g in asyncio.run(together())]
+    assert got == [*alone, *alone[::-1]]
+
+
 def test_scale_zero_is_the_base_model_to_the_bit(make: Make) -> None:
     engine = make(weights="int8")
     plain = engine.generate(PROMPT, max_tokens=12, logprobs=3)
@@ -208,9 +225,7 @@ def test_unknown_names_and_wrong_scales(make: Make) -> None:
             engine.load_adapter(name, "x")  # type: ignore[arg-type]
 
 
-def test_engines_that_cannot_have_adapters_say_so(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="deterministic=True has no adapters"):
-        make(weights="int8", deterministic=True)
+def test_models_without_the_native_decoder_say_so(make: Make, tmp_path: Path) -> None:
     folder = make() and tmp_path / "a"
     with Engine(loaded_model(tmp_path / "other")) as engine, pytest.raises(AdapterError, match="only the native decoder"):
         engine.load_adapter("a", folder)

@@ -15,11 +15,17 @@ from agentkit.engine.adapters.rows import runs_of
 from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.runner import TorchRunner
+from agentkit.engine.weights.blocks import eight_bits, four_bits
 from tests.engine.adapters.native import pool_for, some_steps, use_of
 from tests.engine.adapters.peft_files import RandomAdapter
 from tests.engine.kernels.models import VARIANTS, decoder, quantised
 
 SCALES = (1.0, -0.5, 2.5)
+
+
+def random_model(variant: str, layers: int = 2) -> Decoder:
+    short = {"windows": (5, None), "rope_of_layer": (0, 1)} if variant == "gemma" else {}
+    return decoder(**{**VARIANTS[variant], **short, "layers": layers})
 
 
 def three(model: Decoder) -> list[RandomAdapter]:
@@ -32,10 +38,10 @@ def three(model: Decoder) -> list[RandomAdapter]:
     ]
 
 
-def compare(tmp_path: Path, model: Decoder, plain: Decoder, make: Any, *, packed: bool, error: float) -> None:
+def compare(tmp_path: Path, model: Decoder, plain: Decoder, make: Any, *, form: str, error: float) -> None:
     """A batch of the base model and three adapters, against merged models that know of no adapters, sequence by sequence."""
     made = three(model)
-    uses = [use_of(m, tmp_path / str(i), number=i, scale=s, packed=packed) for i, (m, s) in enumerate(zip(made, SCALES, strict=True))]
+    uses = [use_of(m, tmp_path / str(i), number=i, scale=s, form=form) for i, (m, s) in enumerate(zip(made, SCALES, strict=True))]
     chosen = [uses[0], None, uses[1], uses[2], uses[0]]
     got, got_states = some_steps(model, make(model, pool := pool_for(model)), pool, chosen)
     merged = [plain, *(m.merged(plain, s) for m, s in zip(made, SCALES, strict=True))]
@@ -48,16 +54,18 @@ def compare(tmp_path: Path, model: Decoder, plain: Decoder, make: Any, *, packed
     assert not np.allclose(want[0][0][3], want[1][0][3], atol=100 * error)  # the adapters do change something
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["torch", "kernel"])
+@pytest.mark.parametrize("form", ["torch", "kernel"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_computes_what_its_merged_model_does(variant: str, packed: bool, tmp_path: Path) -> None:
-    model = decoder(**{**VARIANTS[variant], "layers": 2, **({"windows": (5, None), "rope_of_layer": (0, 1)} if variant == "gemma" else {})})
-    compare(tmp_path, model, model, TorchRunner, packed=packed, error=2e-4)
+def test_each_computes_what_its_merged_model_does(variant: str, form: str, tmp_path: Path) -> None:
+    model = random_model(variant)
+    compare(tmp_path, model, model, TorchRunner, form=form, error=2e-4)
 
 
-def test_beside_matrices_in_blocks(tmp_path: Path) -> None:
-    blocks, plain = quantised(decoder(layers=2))
-    compare(tmp_path, blocks, plain, TorchRunner, packed=True, error=2e-2)
+@pytest.mark.parametrize("rounded", [four_bits, eight_bits])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_beside_matrices_in_blocks(variant: str, rounded: Any, tmp_path: Path) -> None:
+    blocks, plain = quantised(random_model(variant), rounded)
+    compare(tmp_path, blocks, plain, TorchRunner, form="whole", error=5e-3)
 
 
 @pytest.mark.parametrize(("kernels", "variant"), [("reference", variant) for variant in VARIANTS] + [("triton", "biases, one key head, odd sizes")])
@@ -65,8 +73,8 @@ def test_on_a_device(kernels: str, variant: str, tmp_path: Path) -> None:
     if kernels == "triton" and torch.cuda.is_available():
         pytest.skip("the CPU's runner is the reference, and Triton is not interpreted here")
     layers = 1 if kernels == "triton" else 2
-    model = decoder(**{**VARIANTS[variant], "layers": layers, **({"windows": (5, None), "rope_of_layer": (0, 1)} if variant == "gemma" else {})})
-    compare(tmp_path, model, model, lambda model, pool: DeviceRunner(model, pool, kernels), packed=False, error=2e-4)
+    model = random_model(variant, layers)
+    compare(tmp_path, model, model, lambda model, pool: DeviceRunner(model, pool, kernels), form="torch", error=2e-4)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(3, 5), slice(0, 30), slice(2, 60)])

@@ -49,7 +49,7 @@ def engine(loaded: LoadedModel, made: RandomAdapter, tmp_path_factory: pytest.Te
 def test_logits_are_those_of_the_merged_weights(loaded: LoadedModel, made: RandomAdapter, merged: Any, tmp_path: Path) -> None:
     model: Any = loaded.model
     ids, rows = loaded.tokenizer.encode("The capital of France is Paris, and that of Italy is"), []
-    for each, use in ((model, use_of(made, tmp_path, scale=SCALE, packed=True)), (merged, None), (model, None)):
+    for each, use in ((model, use_of(made, tmp_path, scale=SCALE, form="kernel")), (merged, None), (model, None)):
         pool = pool_for(each)
         sequence = pool.start(ids)
         assert pool.reserve(sequence, len(ids))

@@ -46,7 +46,8 @@ def test_numbers_are_given_and_free_again(tmp_path: Path) -> None:
         for row, use in zip(got, chosen, strict=True):
             want, x = torch.zeros(1, c.hidden_size), torch.ones(1, c.intermediate_size)
             if use is not None:
-                use.adapter.places[1, "down"].add(x, want, slice(0, 1), use.scale)
+                form: Any = use.adapter.form
+                form.places[1, "down"].add(x, want, slice(0, 1), use.scale)
             torch.testing.assert_close(row, want[0], atol=1e-4, rtol=1e-4)
 
     check(uses[0], None, uses[0]._replace(scale=-2.0))
@@ -85,7 +86,8 @@ def test_bursts_go_on_for_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
             ]
             streams = [it.stream("true: " * 5, **each) for each in options]
             written.append([list(stream)[-1] for stream in streams])
-            kinds = {type(change).__name__ for adapter in it.adapters.values() for change in adapter.places.values()}
+            forms: list[Any] = [adapter.form for adapter in it.adapters.values()]
+            kinds = {type(change).__name__ for form in forms for change in form.places.values()}
             assert kinds == {"LowRank" if device else "PackedLowRank"}
             assert isinstance(it.adapters["a"], Adapter)
     texts: list[list[Any]] = [[each.generation.token_ids for each in own] for own in written]  # type: ignore[union-attr]
