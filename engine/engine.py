@@ -38,7 +38,7 @@ from agentkit.engine.scoring import scores
 from agentkit.engine.speculation.choose import speculator_for
 from agentkit.engine.speculation.setting import check_speculation
 from agentkit.engine.speculation.speculator import Speculator
-from agentkit.engine.stream import Arrived, EventStream
+from agentkit.engine.stream import Arrived, Deliveries, EventStream
 from agentkit.engine.waiting import may_not_fit, refusal
 from agentkit.errors import EngineError, InvalidOption
 from agentkit.grammars import Vocabulary
@@ -134,6 +134,7 @@ class Engine:
         file = None if prefix_file is None else Path(prefix_file).expanduser()
         held_as = f"{weights}, activations {activations}" + ("" if isinstance(kv, str) else f", {kv}")
         self.prefix = PrefixCache(self._scheduler.pool, self._loop, partial(fingerprint, loaded, held_as), file)
+        self._deliveries: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Deliveries] = weakref.WeakKeyDictionary()
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
         for name, source in _by_name(adapters).items():
@@ -383,10 +384,12 @@ class Engine:
         self._check_outputs(params, whole)
         arrived: asyncio.Queue[tuple[int, TokenEvent | Outcome | BaseException]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+        deliveries = self._deliveries.setdefault(loop, Deliveries(loop))
 
         def sink(place: int, event: TokenEvent | Outcome | BaseException) -> None:
             try:
-                loop.call_soon_threadsafe(arrived.put_nowait, (place, event))
+                if not whole or loop.is_closed() or not isinstance(event, TokenEvent):  # else nobody looks at single tokens
+                    deliveries.put(arrived.put_nowait, (place, event))
             except RuntimeError:  # the caller's event loop is gone, and with it everyone who could listen
                 requests[place].cancel()
 

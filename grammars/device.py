@@ -96,6 +96,7 @@ class Pushdown:
         self._heads: list[tuple[Arena, Choice] | None] = [None]
         self._derivatives: dict[tuple[Arena, int], np.ndarray] = {}
         self._expanded: set[int] = {OVER}
+        self._leads_to: dict[int, list[int]] = {}
         self._partial: set[int] = set()
         self._pushers: dict[int, set[int]] = {}
         self._joined: set[tuple[Arena, int]] = set()  # items before which nothing is split off
@@ -160,7 +161,7 @@ class Pushdown:
         for symbols in same.values():
             nodes = afters[symbols[0]].tolist()
             row[symbols] = self._move(head, arena, [(node, rest) for node, rest in zip(nodes, rests, strict=True) if node])
-        self.changes.heads.add(head)
+        self._changed(head)
 
     def _write_one(self, head: int, symbol: int) -> None:
         """The same for one symbol of a head of which not all shall be filled in."""
@@ -170,7 +171,7 @@ class Pushdown:
             node = self.state_after(arena, item, symbol)
             pairs += [(node, rest)] if node else []
         self.moves[head, symbol] = self._move(head, arena, pairs)
-        self.changes.heads.add(head)
+        self._changed(head)
 
     def _beginnings(self, head: int) -> tuple[list[int], list[Text]]:
         """The nodes that a head may begin with, and what is read after each."""
@@ -228,7 +229,7 @@ class Pushdown:
         for head in self._pushers.pop(frame, ()):
             if head in self._partial:
                 self.moves[head] = MISS, -1
-                self.changes.heads.add(head)
+                self._changed(head)
             else:
                 self._write(head)
 
@@ -359,7 +360,19 @@ class Pushdown:
             if head not in self._expanded:
                 self.expand(head)
                 count -= 1
-            todo.extend(following for following in np.unique(self.moves[head]).tolist() if following > 0 and following not in seen)
+            todo.extend(following for following in self._around(head) if following not in seen)
+
+    def _around(self, head: int) -> list[int]:
+        """Heads and frames that a head's row leads to."""
+        around = self._leads_to.get(head)
+        if around is None:
+            around = self._leads_to[head] = [following for following in np.unique(self.moves[head]).tolist() if following > 0]
+        return around
+
+    def _changed(self, head: int) -> None:
+        """A head's row is another one now."""
+        self.changes.heads.add(head)
+        self._leads_to.pop(head, None)
 
     def take_changes(self) -> Changes:
         """What is to be handed over now."""
