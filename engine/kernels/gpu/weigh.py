@@ -8,12 +8,14 @@ have one order and nothing is atomic. Knows nothing of what the sums are for.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
 from agentkit.engine.kernels.gpu.attention import LOG2_E, scores_of
-from agentkit.engine.kernels.gpu.batch import Batch
+from agentkit.engine.kernels.gpu.batch import Batch, BatchShape
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.plan import Launch, launch_for, next_power, processors_of
 from agentkit.engine.kernels.layout import PAGE
@@ -95,7 +97,7 @@ def weigh(
     """
     heads, dim = q.shape[1:]
     group, shape, pages = heads // layer.kv_heads, batch.shape, batch.pages[layer.table]
-    launch = launch or launch_for(shape, heads, layer.kv_heads, dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
+    launch = launch or _launch(q, layer, shape)
     _weigh[(shape.requests, triton.cdiv(shape.max_length, launch.block_n), layer.kv_heads)](
         q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, batch.slots[layer.table], pages,
         scale * (1.0 if softcap else _LOG2_E), softcap or 1.0, q.stride(0), q.stride(1), lse.stride(0),
@@ -104,3 +106,9 @@ def weigh(
         PAGE=PAGE, BEGIN=begin, CAPPED=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
+
+
+def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
+    """Tiles as for attention; in full precision there are no registers for queries that are read ahead."""
+    launch = launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
+    return replace(launch, stages=1) if q.dtype == torch.float32 else launch

@@ -23,13 +23,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from agentkit.engine.device import decoder as device_decoder
-from agentkit.engine.kernels.gpu import attention, lora, plan, sampler, triton_set
+from agentkit.engine.kernels.gpu import attention, lora, plan, sampler, triton_set, weigh
 from agentkit.engine.kernels.gpu.batch import Batch, BatchSpan
 from agentkit.engine.kernels.gpu.cache import KVLayer
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.models.decoder import Decoder, Dense
+from agentkit.engine.received import Received
 from agentkit.grammars import Vocabulary
 from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels import pushdown
@@ -119,6 +120,23 @@ def rules() -> None:
             attention.attend(q, layer, batch, scale=1.0, window=None if dtype != torch.bfloat16 else 512)
             if dtype == torch.bfloat16:
                 attention.attend_streaming(q, q, layer, batch, scale=1.0, window=512, sink_keys=4)
+
+
+def received() -> None:
+    """What keys receive, for a long prompt and a batch that decodes: whole numbers, fp8, half and full precision, capped, narrow and wide heads."""
+    weigh.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    prompt, decode = [BatchSpan([list(range(32))], 512, [1] * 512)], [BatchSpan([list(range(32))], 900 + i, [1]) for i in range(4)]
+    kinds = [(torch.bfloat16, kv, 128) for kv in (torch.bfloat16, torch.int8, torch.uint8)] + [
+        (torch.float16, torch.float16, 64),
+        (torch.float32, torch.float32, 128),
+    ]
+    for dtype, kv, dim in (*kinds, (torch.bfloat16, torch.bfloat16, 256)):
+        layer, sums = KVLayer.empty(4, 64 * PAGE, dim, kv), Received.empty(4, 64 * PAGE)
+        for spans in (prompt, decode):
+            batch = Batch.of(spans, "cpu")
+            q, lse = torch.zeros(batch.shape.tokens, 28, dim, dtype=dtype), torch.zeros(batch.shape.tokens, 28)
+            for begin in (True, False):
+                weigh.weigh(q, layer, batch, lse, sums, begin=begin, scale=1.0, softcap=50.0 if dim == 256 else None)
 
 
 def shapes() -> None:

@@ -23,8 +23,9 @@ from agentkit.engine.kernels.gpu.sampling_batch import Draw
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_format import row_size
 from agentkit.engine.kv_groups import by_window
-from agentkit.engine.kv_policy import Reach, Streaming, Window, reach_of
+from agentkit.engine.kv_policy import H2O, Reach, Streaming, Window, reach_of
 from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.received import Received
 from agentkit.grammars.device import Pushdown
 from agentkit.grammars.kernels.tables import Tables
 from tests.engine.gpu.bursts import VOCABULARY
@@ -72,7 +73,8 @@ def step_of(model: Decoder, kv: torch.dtype, reach: Reach, shared: int = 0) -> D
     groups = by_window(reach, c.num_layers, c.max_position)
     bucket = Bucket(4, 32, grammars=True, history=True, logprobs=True, biases=2, shared=shared, page_tables=groups.tables)
     data = torch.empty(groups.width, 2, c.num_kv_heads, 64 * PAGE, row, dtype=kv, device=NOWHERE)
-    run = partial(forward, DeviceDecoder(model, [KVLayer.of(data[stored], table) for table, stored in groups.places], "triton", reach))
+    received = None if reach.budget is None else Received.empty(c.num_kv_heads, 64 * PAGE, NOWHERE)
+    run = partial(forward, DeviceDecoder(model, [KVLayer.of(data[stored], table) for table, stored in groups.places], "triton", reach, received))
     tables = Tables.of(Pushdown(VOCABULARY, states=50, rows=20), 4, NOWHERE)
     return DeviceStep(
         bucket, run, step_kernels("triton", NOWHERE), NOWHERE, width=c.vocab_size, vocab_size=c.vocab_size, stops=[1], tables=tables,
@@ -82,7 +84,7 @@ def step_of(model: Decoder, kv: torch.dtype, reach: Reach, shared: int = 0) -> D
 KINDS = {
     "plain": ("llama", torch.bfloat16, None, 0), "shared": ("llama", torch.bfloat16, None, 16), "8 bits": ("qwen3", torch.int8, None, 0),
     "fp8": ("llama", torch.uint8, None, 16), "windows": ("gemma", torch.bfloat16, Window(60), 0), "sinks": ("qwen3", torch.int8, Streaming(4, 32), 0),
-    "windows of some layers": ("gemma", torch.bfloat16, "auto", 16),
+    "windows of some layers": ("gemma", torch.bfloat16, "auto", 16), "heavy hitters": ("llama", torch.int8, H2O(128), 0),
 }  # fmt: skip
 
 
