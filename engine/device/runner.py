@@ -22,6 +22,7 @@ from agentkit.engine.kernels.gpu.choose import kernel_set
 from agentkit.engine.kernels.gpu.plan import Part
 from agentkit.engine.kernels.gpu.sharing import arranged
 from agentkit.engine.kv import KVPool
+from agentkit.engine.kv_format import row_dim
 from agentkit.engine.models.decoder import Decoder, Layer
 from agentkit.engine.models.progress import Progress
 from agentkit.engine.runner import Logits, Model, Runner, Span, TorchRunner
@@ -42,7 +43,7 @@ class DeviceRunner:
     def __init__(self, model: Model, pool: KVPool, kernels: str = "triton") -> None:
         self._model = model
         self._pool = pool
-        self._kernels = kernel_set(kernels, pool.data.device, pool.data.dtype)
+        self._kernels = kernel_set(kernels, pool.data.device, pool.data.dtype, row_dim(pool.data))
         self._layers = [KVLayer.of(pool.data[stored], table) for table, stored in pool.groups.places]
         self.decoder = DeviceDecoder(model, self._layers, kernels, pool.reach, pool.received) if isinstance(model, Decoder) else None
         self._adapters = AdapterStacks(model.layers, self._kernels, model.dtype, model.device) if isinstance(model, Decoder) else None

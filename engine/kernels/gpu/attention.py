@@ -16,7 +16,7 @@ import triton.language as tl
 
 from agentkit.engine.kernels.gpu.batch import Batch, BatchShape
 from agentkit.engine.kernels.gpu.cache import KVLayer
-from agentkit.engine.kernels.gpu.plan import Launch, Prefix, launch_for, next_power, processors_of
+from agentkit.engine.kernels.gpu.plan import Launch, Prefix, launch_for, next_power, processors_of, shared_of
 from agentkit.engine.kernels.layout import PAGE
 
 __all__ = ["attend", "attend_shared", "attend_streaming", "scores_of"]
@@ -342,8 +342,8 @@ def attend_streaming(
 
 
 def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape, window: int | None = None) -> Launch:
-    coded = layer.key_scales is not None
-    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, window=window)
+    coded, shared = layer.key_scales is not None, shared_of(q.device)
+    return launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, window=window, shared=shared)
 
 
 def _empty(q: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.cache import KVLayer
-from agentkit.engine.kernels.gpu.plan import Prefix
+from agentkit.engine.kernels.gpu.plan import Prefix, shared_of
 from agentkit.engine.kernels.gpu.sampling_batch import Sampled, SamplingBatch
 from agentkit.engine.received import Received
 from agentkit.errors import EngineError
@@ -23,6 +23,8 @@ __all__ = ["KERNEL_SETS", "Kernels", "StepKernels", "kernel_set", "step_kernels"
 KERNEL_SETS = ("triton", "reference")
 ANY, FP8 = ((8, 0), "a model on a GPU", "device='cpu'"), ((8, 9), "kv='fp8'", "kv='int8'")
 """The compute capability that a GPU must have, what for, and what serves without."""
+MIXED = 136 << 10
+"""Bytes of shared memory that it takes to mix wide heads."""
 
 
 class Kernels(Protocol):
@@ -64,12 +66,14 @@ class StepKernels(Protocol):
     def advance(self, tables: Tables, states: States, status: torch.Tensor, tokens: torch.Tensor) -> None: ...
 
 
-def kernel_set(name: str, device: torch.device, held: torch.dtype | None = None) -> Kernels:
-    """What a decoder calls. name: one of KERNEL_SETS.   device: where the tensors are.   held: the pool's type, if there is one.
+def kernel_set(name: str, device: torch.device, held: torch.dtype | None = None, head_dim: int = 0) -> Kernels:
+    """What a decoder calls. name: one of KERNEL_SETS.   device: where the tensors are.   held, head_dim: of the pool, if there is one.
 
     Raises EngineError where Triton is missing, or the device cannot run its kernels or has no numbers of that type.
     """
     _check(name, device, held)
+    if name == "triton" and device.type == "cuda" and held == torch.int8 and head_dim > 128 and shared_of(device) < MIXED:
+        raise EngineError(f"kv='int8' with heads of {head_dim} needs {MIXED >> 10} KiB of shared memory, and {device} has less; use kv='auto' or 'fp8'")
     if name == "reference":
         from agentkit.engine.kernels.gpu import reference
 

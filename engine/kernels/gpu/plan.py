@@ -20,6 +20,7 @@ MAX_SPLITS = 32
 LEAST_KEYS = 256  # of a split: below, merging costs more than reading them in turn
 PROGRAMS_PER_PROCESSOR = 2
 PARTIAL_BYTES = 64 << 20  # of unmerged results at most
+LARGE = 128 << 10  # bytes of shared memory that a GPU of a data centre has, and others have not
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,17 @@ class Part(NamedTuple):
 
 
 def launch_for(
-    shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False, window: int | None = None
-) -> Launch:
+    shape: BatchShape, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, processors: int, *, coded: bool = False, window: int | None = None,
+    shared: int = LARGE,
+) -> Launch:  # fmt: skip
     """dtype: of the queries.   processors: of the device; each should have a few programs.   coded: keys and values are in 8 bits.
 
-    window: keys that a token sees at most; None: any number.
+    window: keys that a token sees at most; None: any number.   shared: bytes of shared memory that a program may have.
 
     The sizes are those with which nothing spills from an H200's registers: tests/engine/gpu/test_hopper.py.
     """
     group, narrow = heads // kv_heads, dtype != torch.float32
-    widest = (64 if coded else 128) if narrow else 32
+    widest = (64 if coded or (head_dim > 128 and shared < LARGE) else 128) if narrow else 32
     block_m = max(16, next_power(group), min(widest, next_power(shape.queries * group)))
     block_n = 64 if narrow and head_dim <= 128 else 32
     launch = Launch(block_m, block_n, warps=8 if block_m >= 128 or not narrow else 4, stages=3 if narrow and head_dim <= 128 else 2)
@@ -96,6 +98,12 @@ def launch_for(
 def processors_of(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 for the interpreter, which runs one program after the other."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+@cache
+def shared_of(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) if device.type == "cuda" else LARGE  # type: ignore[attr-defined] # missing from its stubs
 
 
 def next_power(number: int) -> int:

@@ -17,7 +17,7 @@ import triton.language as tl
 from agentkit.engine.kernels.gpu.attention import LOG2_E, scores_of
 from agentkit.engine.kernels.gpu.batch import Batch, BatchShape
 from agentkit.engine.kernels.gpu.cache import KVLayer
-from agentkit.engine.kernels.gpu.plan import Launch, launch_for, next_power, processors_of
+from agentkit.engine.kernels.gpu.plan import Launch, launch_for, next_power, processors_of, shared_of
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.received import Received
 
@@ -110,5 +110,6 @@ def weigh(
 
 def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
     """Tiles as for attention; in full precision there are no registers for queries that are read ahead."""
-    launch = launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=layer.key_scales is not None)
+    coded, shared = layer.key_scales is not None, shared_of(q.device)
+    launch = launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, shared=shared)
     return replace(launch, stages=1) if q.dtype == torch.float32 else launch

@@ -202,7 +202,10 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: of)
         with pytest.raises(EngineError, match=said):
             choose.kernel_set("triton", gpu, held)
-    assert choose.kernel_set("triton", gpu, torch.int8)
+    monkeypatch.setattr(choose, "shared_of", lambda _: 99 << 10)
+    assert choose.kernel_set("triton", gpu, torch.int8, 128)
+    with pytest.raises(EngineError, match="heads of 256 needs 136 KiB of shared memory"):
+        choose.kernel_set("triton", gpu, torch.int8, 256)
     with pytest.raises(EngineError, match="torch sees no CUDA GPU"):
         load_model(_folder(tmp_path), device="cuda")
     with pytest.raises(ValueError, match="has been loaded on cpu"):

@@ -56,3 +56,11 @@ def test_tiles_cover_every_split_of_tokens_among_requests() -> None:
             counts = (first, second, 40 - first - second)
             needed = sum(-(-count // size) for count in counts)
             assert needed <= launch.tiles(BatchShape(40, 3, 4, 3, max(counts)), 7)
+
+
+def test_wide_heads_take_smaller_tiles_where_a_processor_has_little_memory() -> None:
+    """A GPU for desktops has 99 KiB for a program, in which 128 rows of 256 numbers and their keys have no room."""
+    shape = BatchShape(8192, 1, 256, 1, queries=8192)
+    rows = [launch_for(shape, 4, 1, dim, torch.bfloat16, processors=128, shared=99 << 10).block_m for dim in (128, 256)]
+    assert rows == [128, 64]
+    assert launch_for(shape, 4, 1, 256, torch.bfloat16, processors=132, shared=227 << 10).block_m == 128
