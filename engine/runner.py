@@ -19,7 +19,7 @@ from agentkit.engine.adapters.adapter import AdapterUse
 from agentkit.engine.adapters.rows import adapted
 from agentkit.engine.attention import BatchAttention
 from agentkit.engine.kv import KVPool, KVSequence
-from agentkit.engine.models.decoder import Attend, Decoder
+from agentkit.engine.models.decoder import Allowed, Attend, Decoder
 from agentkit.engine.speculation.tree import TokenTree
 
 Logits = npt.NDArray[np.float32]
@@ -31,6 +31,7 @@ class Span:
 
     draft: guesses that follow `tokens`; the logits after each of its nodes are wanted, too. Their keys and values are written to the
     slots behind `tokens`, in the order of the nodes, and do not count until `KVPool.keep`.
+    allowed: which tokens may follow after each of the rows + len(draft) places; no other logits are needed. None: all are.
     states: the hidden states of the last so many tokens, and of the draft's nodes, are told to `on_states` as float32
     [states + len(draft), E] when the forward is done.
     adapter: what the products of all its tokens have beside them; None: nothing.
@@ -40,6 +41,7 @@ class Span:
     tokens: tuple[int, ...]
     rows: int = 1
     draft: TokenTree | None = None
+    allowed: Allowed | None = None
     states: int = 0
     on_states: Callable[[torch.Tensor], None] | None = None
     adapter: AdapterUse | None = None
@@ -58,15 +60,17 @@ class Model(Protocol):
 
 @runtime_checkable
 class GivesStates(Protocol):
-    """A model that also gives its hidden states, for spans that want them; see Decoder.forward_with_states."""
+    """A model that also gives its hidden states, for spans that want them, and spares logits that nobody wants; see Decoder.forward_with_states."""
 
     def forward_with_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int, allowed: Allowed | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Runner(Protocol):
     """A backend. `execute` appends every span to its sequence and returns float32 logits [rows + len(draft), V] on the host per span.
+
+    Of what a span does not allow they may be -inf.
 
     Each sequence occurs once, and its slots are reserved. A span either counts wholly (its sequence is longer by its tokens)
     or, when execute raises, not at all.
@@ -80,6 +84,7 @@ class TorchRunner:
 
     def __init__(self, model: Model, pool: KVPool, device: torch.device | str = "cpu", threads: int | None = None) -> None:
         self._model = model
+        self._spares = isinstance(model, GivesStates)
         self._pool = pool
         self._device = torch.device(device)
         if threads is not None:
@@ -115,14 +120,15 @@ class TorchRunner:
             first = at + len(span.tokens) - span.states
             wanted.append(range(first, at + span.size) if span.on_states is not None else range(0))
             at += span.size
-        if not any(wanted):
+        allowed = _allowed(spans) if self._spares else None
+        if allowed is None and not any(wanted):
             return _to_host(self._model_for(spans, rows).forward(ids, places, attend, torch.tensor(rows, dtype=torch.long, device=self._device)))
         place_of = {row: i for i, row in enumerate(rows)}
         further = [row for own in wanted for row in own if row not in place_of]
         place_of.update((row, len(rows) + i) for i, row in enumerate(further))
         chosen, model = torch.tensor([*rows, *further], dtype=torch.long, device=self._device), self._model_for(spans, [*rows, *further])
         assert isinstance(model, GivesStates), "states are wanted of models with the native decoder only"
-        logits, states = model.forward_with_states(ids, places, attend, chosen, len(rows))
+        logits, states = model.forward_with_states(ids, places, attend, chosen, len(rows), allowed)
         for span, own in zip(spans, wanted, strict=True):
             if span.on_states is not None:
                 span.on_states(states[[place_of[row] for row in own]].float())
@@ -135,6 +141,13 @@ class TorchRunner:
         assert isinstance(self._model, Decoder), "adapters are loaded for models with the native decoder only"
         uses = [span.adapter for span in spans for _ in range(span.size)]
         return adapted(self._model, uses, chosen)
+
+
+def _allowed(spans: Sequence[Span]) -> Allowed | None:
+    """Of all rows of a step; None where each wants all logits."""
+    if all(span.allowed is None for span in spans):
+        return None
+    return [row for span in spans for row in span.allowed or [None] * (span.rows + len(span.draft or ()))]
 
 
 def _to_host(logits: torch.Tensor) -> Logits:

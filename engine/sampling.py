@@ -23,6 +23,9 @@ Ids = npt.NDArray[np.int64]
 NUCLEUS = 512
 """How many of the likeliest tokens top-p looks at first; more only when they do not hold the mass."""
 
+FEW_WORDS = 8
+"""Of how many words of a mask at most one has bits where only the allowed logits are looked at, not all of the row."""
+
 _WORD = 0xFFFFFFFF
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
@@ -52,10 +55,20 @@ def unpack_mask(mask: npt.NDArray[np.uint32], width: int) -> npt.NDArray[np.bool
     return bits[:width].view(np.bool_)
 
 
-def check_finite(logits: Floats) -> None:
-    """Raises NumericalError if a row has NaN or +inf, or nothing but -inf."""
+def allowed_ids(mask: npt.NDArray[np.uint32], width: int) -> Ids:
+    """Packed uint32 mask row -> the ids below `width` that it allows, ascending; the fewer there are, the faster."""
+    words = np.flatnonzero(mask)
+    if words.size * FEW_WORDS > mask.size:
+        return np.flatnonzero(unpack_mask(mask, width))
+    places = np.flatnonzero(unpack_mask(mask[words], 32 * words.size))
+    ids: Ids = 32 * words[places // 32] + places % 32
+    return ids[: np.searchsorted(ids, width)]
+
+
+def check_finite(logits: Floats, *, masked: bool) -> None:
+    """Raises NumericalError if a row has NaN or +inf, or nothing but -inf where no mask asks for that."""
     top = logits.max() if logits.size else np.float32(np.nan)
-    if not np.isfinite(top):
+    if not np.isfinite(top) and not (masked and top == -np.inf):
         what = "NaN" if np.isnan(top) else "+inf" if top > 0 else "only -inf"
         raise NumericalError(f"the model's logits contain {what}; the weights or their precision are at fault (try weights='fp32')")
 
@@ -111,18 +124,21 @@ def sample(
 
     Raises NumericalError if the row has NaN or +inf, or the mask leaves nothing with a finite logit.
     """
-    check_finite(logits)
+    check_finite(logits, masked=mask is not None)
     logits = adjust(logits, params, seen, written)
     size = min(logits.size, vocab_size)
-    if params.greedy:
+    few = mask is not None and np.count_nonzero(mask) * FEW_WORDS <= mask.size
+    if params.greedy and not few:
         allowed = logits[:size] if mask is None else np.where(unpack_mask(mask, size), logits[:size], -np.inf)
         best = int(allowed.argmax())  # the first of equals: the lowest id
         if allowed[best] == -np.inf:
             raise _stuck(mask, size)
         return best
-    ids = np.arange(size) if mask is None else np.flatnonzero(unpack_mask(mask, size))
+    ids = np.arange(size) if mask is None else allowed_ids(mask, size)
     if not ids.size or logits[ids].max() == -np.inf:
         raise _stuck(mask, size)
+    if params.greedy:
+        return int(ids[logits[ids].argmax()])
     return _draw(ids, logits[ids].astype(np.float64), params, uniform(seed, position, stream))
 
 
@@ -134,7 +150,7 @@ def log_probabilities(
     That is the softmax over the allowed tokens, after penalties and biases, before temperature and truncation.
     """
     logits = adjust(logits, params, seen, written)[:vocab_size].astype(np.float64)
-    ids = np.arange(logits.size) if mask is None else np.flatnonzero(unpack_mask(mask, logits.size))
+    ids = np.arange(logits.size) if mask is None else allowed_ids(mask, logits.size)
     values = logits[ids]
     values = values - values.max()
     values -= np.log(np.exp(values).sum())

@@ -18,6 +18,7 @@ from agentkit.engine.device.decoding import BURST, DeviceDecoding
 from agentkit.engine.device.seat import Burst
 from agentkit.engine.kv import KVPool
 from agentkit.engine.metrics import Metrics
+from agentkit.engine.models.decoder import Allowed
 from agentkit.engine.request import Request, State
 from agentkit.engine.runner import Logits, Runner, Span
 from agentkit.engine.speculation.speculator import Speculator
@@ -317,7 +318,14 @@ class Scheduler:
         if draft is not None and not self.pool.reserve(request.sequence, start + count + len(draft)):
             draft = None  # guesses take nobody's memory
         states, sink = self._speculator.watch(request, draft, count) if self._speculator is not None and last else (0, None)
-        return Span(request.sequence, tokens, rows=int(last), draft=draft, states=states, on_states=sink, adapter=request.adapter)
+        allowed = self._allowed(request, draft) if last else None
+        return Span(request.sequence, tokens, int(last), draft, allowed, states, sink, request.adapter)
+
+    def _allowed(self, request: Request, draft: TokenTree | None) -> Allowed | None:
+        """What the grammar lets follow the last known token, and each node of a draft."""
+        if request.mask is None:
+            return None
+        return [request.mask] if draft is None or self._speculator is None else [request.mask, *self._speculator.allowed(request, draft)]
 
     def _timed(self, spans: list[Span]) -> list[Logits | Exception]:
         start = time.perf_counter()

@@ -15,7 +15,7 @@ import torch
 from agentkit.engine.adapters.adapter import AdapterUse, LowRank, Place
 from agentkit.engine.attention import Plan
 from agentkit.engine.kernels import adapted as a
-from agentkit.engine.kernels import forward as f
+from agentkit.engine.kernels import tables as t
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES, WIDTH
 from agentkit.engine.models.config import ModelConfig
@@ -67,7 +67,7 @@ class _Adapted(PackedDecoder):
         self._users = np.array([-1 if use is None else numbers[use] for use in uses], np.int64)
         self._chosen_users = self._users[np.array(chosen, np.int64)]
 
-    def _compute(self, scratch: int, batch: f.Batch, work: f.Work, plan: Plan) -> None:
+    def _compute(self, scratch: int, batch: t.Batch, work: t.Work, plan: Plan) -> None:
         forms = [use.adapter.form for use in self._distinct]
         assert all(isinstance(form, WholeAdapter) for form in forms), "adapters of an engine are in the form that its model needs"
         rows, ranks = max(self._users.size, self._chosen_users.size), max(form.ranks for form in forms if isinstance(form, WholeAdapter))

@@ -12,35 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentkit.engine.kernels.forward import (
-    AFTER_ATTENTION,
-    AFTER_MLP,
-    BLOCKS,
-    COLUMNS,
-    DOWN,
-    GATE_UP,
-    M_DOWN,
-    M_GATE_UP,
-    M_OUT,
-    M_QKV,
-    MATRICES,
-    MERGE,
-    NORM,
-    NORM_MLP,
-    OUT,
-    QKV,
-    STAGES,
-    _chunks,
-    _columns,
-    _round,
-    _run,
-    _words,
-)
+from agentkit.engine.kernels.forward import COLUMNS, DOWN, GATE_UP, MERGE, NORM, NORM_MLP, OUT, QKV, STAGES, _chunks, _columns, _round, _run, _words
 from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import multiply
 from agentkit.engine.kernels.rows import gate
 from agentkit.engine.kernels.sync import array_at, borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
+from agentkit.engine.kernels.tables import AFTER_ATTENTION, AFTER_MLP, BLOCKS, M_DOWN, M_GATE_UP, M_OUT, M_QKV, MATRICES
 from agentkit.engine.kernels.tiles import LANES, WIDTH, scale_row, tile8
 
 SHRINK = DOWN  # the further stage comes before this one

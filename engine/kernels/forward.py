@@ -10,8 +10,6 @@ by groups of 32 where it is made (see integers.py). Knows nothing of requests or
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from agentkit.engine.kernels.attention import RANGE, attend, merge, weigh
@@ -20,6 +18,26 @@ from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import CODE_BYTES, SCALES, block, rounded
 from agentkit.engine.kernels.rows import add_norm, gate, mix, norm, rotate, turn_table
 from agentkit.engine.kernels.sync import borrowed, chunk_of, draw, finish_chunk, next_stage, stage_of
+from agentkit.engine.kernels.tables import (
+    AFTER_ATTENTION,
+    AFTER_MLP,
+    BEFORE_ATTENTION,
+    BEFORE_MLP,
+    BIAS,
+    BLOCKS,
+    CODES,
+    GROUPS,
+    KIND,
+    M_DOWN,
+    M_GATE_UP,
+    M_OUT,
+    M_QKV,
+    MATRICES,
+    QK_NORM,
+    ROPE,
+    SCALES_AT,
+    WINDOW,
+)
 from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH, add_row, cap_all, in_whole_numbers, narrow_row, row_size, scale_row
 
 COLUMNS = 96  # tokens of a chunk
@@ -28,123 +46,11 @@ HEAD_BLOCKS = 8  # of the head in one chunk: there are many
 STAGES = 11  # per layer
 NORM, QKV, TURN, ATTEND, MERGE, OUT, OUT_NORM, NORM_MLP, GATE_UP, DOWN, DOWN_NORM = range(STAGES)
 
-# table of weights: one line per matrix (four per layer, the head last), then columns
-KIND, CODES, SCALES_AT, GROUPS, BLOCKS, BIAS, MATRIX_COLUMNS = 0, 1, 2, 3, 4, 5, 6
-M_QKV, M_OUT, M_GATE_UP, M_DOWN, MATRICES = 0, 1, 2, 3, 4
-# table of layers: offsets of norms in `floats` (-1: none), then window (0: none) and rotary embedding
-BEFORE_ATTENTION, BEFORE_MLP, QK_NORM, AFTER_ATTENTION, AFTER_MLP, WINDOW, ROPE, LAYER_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
-
-
-class Shape(NamedTuple):
-    """Sizes of a decoder; hidden_, heads_, inner_ and qkv_stride are rounded up to whole groups of 32."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    activation: int
-    ropes: int
-    final_norm: int
-    hidden_stride: int
-    heads_stride: int
-    inner_stride: int
-    qkv_stride: int
-
-
-class Constants(NamedTuple):
-    """eps of norms, factor of embeddings, scale of q.k, soft caps of attention and logits (0: none); all float32."""
-
-    eps: Any
-    embed_scale: Any
-    scale: Any
-    attention_cap: Any
-    logit_cap: Any
-
-
-class Weights(NamedTuple):
-    """codes uint8 and scales uint16 (half precision) of all matrices; floats: norms and biases; see the tables above.
-
-    narrow: do matrices of 4 bits meet activations of 8 bits (else of 16)?
-    frequencies [ropes * D/2], factors [ropes] of the rotary embeddings. embedding [V, E] float32.
-    """
-
-    narrow: Any
-    matrices: Any
-    layers: Any
-    codes: Any
-    scales: Any
-    floats: Any
-    frequencies: Any
-    factors: Any
-    embedding: Any
-
-
-class Batch(NamedTuple):
-    """ids, positions [T], slots [tables, T]; chosen [N]: rows whose states are wanted, of the first `sampled` of them the logits, too.
-
-    Then pages [tables, n] and what attention.plan makes, and trees and sinks: see attention.attend. window: of all layers, beside their own; 0: none.
-    left_out [T]: how many positions lie between a token's sinks and its window; empty without sinks. places [T]: positions among what is kept.
-    tables [L, 2]: which page table each layer has, and which of the layers of its pages it is.
-    """
-
-    ids: Any
-    positions: Any
-    slots: Any
-    chosen: Any
-    sampled: int
-    pages: Any
-    tasks: Any
-    rows: Any
-    parts: Any
-    trees: Any
-    window: int
-    sinks: int
-    left_out: Any
-    places: Any
-    tables: Any
-
-
-class Work(NamedTuple):
-    """Activations of all tokens, each row padded to its stride with zeros. residual [2, T, E]; turns [ropes, T, D].
-
-    to_hidden, to_out, to_down: rounded rows that the next matrix multiplies, GROUP_WORDS for each 32 numbers.
-    back [ropes, T, D]: turns by what was left out; empty without sinks. exponentials, received: see attention.weigh; empty where not wanted.
-    """
-
-    residual: Any
-    normed: Any
-    to_hidden: Any
-    qkv: Any
-    attended: Any
-    to_out: Any
-    to_down: Any
-    partial: Any
-    turns: Any
-    back: Any
-    exponentials: Any
-    received: Any
-    logits: Any
-
 
 @kernel
 def forward(worker, sync, shape, constants, weights, batch, work, data, slots, scratch):
     """One worker's share of a forward. data: the flat pool of `slots` slots; scratch: this worker's own floats."""
-    weights = Weights(
-        weights.narrow, borrowed(weights.matrices), borrowed(weights.layers), borrowed(weights.codes), borrowed(weights.scales),
-        borrowed(weights.floats), borrowed(weights.frequencies), borrowed(weights.factors), borrowed(weights.embedding),
-    )  # fmt: skip
-    batch = Batch(
-        borrowed(batch.ids), borrowed(batch.positions), borrowed(batch.slots), borrowed(batch.chosen), batch.sampled,
-        borrowed(batch.pages), borrowed(batch.tasks), borrowed(batch.rows), borrowed(batch.parts), borrowed(batch.trees), batch.window,
-        batch.sinks, borrowed(batch.left_out), borrowed(batch.places), borrowed(batch.tables),
-    )  # fmt: skip
-    work = Work(
-        borrowed(work.residual), borrowed(work.normed), borrowed(work.to_hidden), borrowed(work.qkv), borrowed(work.attended), borrowed(work.to_out),
-        borrowed(work.to_down), borrowed(work.partial), borrowed(work.turns), borrowed(work.back), borrowed(work.exponentials),
-        borrowed(work.received), borrowed(work.logits),
-    )  # fmt: skip
+    weights, batch, work = borrowed(weights), borrowed(batch), borrowed(work)
     sync, data, scratch = borrowed(sync), borrowed(data), borrowed(scratch)
     last = 1 + STAGES * shape.layers + 2
     begun, before = -1, 0  # the newest stage that this worker knows of, and the chunks of all up to it
@@ -242,7 +148,7 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
         return
     tail = work.residual.size // 2  # rows that are wanted at the end move there in the last layer
     if stage == 1 + STAGES * shape.layers:
-        at = chunk * shape.hidden_stride
+        at = batch.order[chunk] * shape.hidden_stride
         norm(work.residual, tail + at, shape.hidden, weights.floats, shape.final_norm, constants.eps, work.normed, at)
         _round(weights, MATRICES * shape.layers, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
         return
@@ -388,18 +294,41 @@ def _attend(chunk, layer, shape, constants, weights, batch, work, data, slots, s
 
 @inner
 def _head(chunk, shape, constants, weights, batch, work, scratch):
+    """Some blocks of the head for some rows; what is allowed of a block decides for which of the rows it is computed."""
     matrix = MATRICES * shape.layers
     blocks = weights.matrices[matrix, BLOCKS]
     spans = (blocks + HEAD_BLOCKS - 1) // HEAD_BLOCKS
     begin, first = chunk % spans * HEAD_BLOCKS, chunk // spans * COLUMNS
-    columns = min(COLUMNS, batch.sampled - first)
+    end = min(first + COLUMNS, batch.sampled)
     for index in range(begin, min(begin + HEAD_BLOCKS, blocks)):
-        _columns(weights, matrix, index, first, work.to_hidden, _words(shape.hidden_stride), columns, scratch, scratch[2 * COLUMNS * WIDTH :])
-        if constants.logit_cap > 0:
-            cap_all(scratch, 0, columns * WIDTH // LANES, constants.logit_cap)
-        count = min(WIDTH, shape.vocabulary - index * WIDTH)
-        for c in range(columns):
-            row = work.logits[first + c]
-            scale_row(scratch, c * WIDTH, count // LANES, np.float32(1.0), row, index * WIDTH)
-            for j in range(count // LANES * LANES, count):
-                row[index * WIDTH + j] = scratch[c * WIDTH + j]
+        row = first
+        while row < end:
+            stop = _alike(batch.allowed, row, end, index)
+            count = stop - row
+            if batch.allowed.size > 0 and batch.allowed[row, index] == 0:
+                scratch[: count * WIDTH] = -np.inf
+            else:
+                _columns(weights, matrix, index, row, work.to_hidden, _words(shape.hidden_stride), count, scratch, scratch[2 * COLUMNS * WIDTH :])
+                if constants.logit_cap > 0:
+                    cap_all(scratch, 0, count * WIDTH // LANES, constants.logit_cap)
+            for c in range(count):
+                _hand_out(scratch, c * WIDTH, work.logits[batch.order[row + c]], index * WIDTH, min(WIDTH, shape.vocabulary - index * WIDTH))
+            row = stop
+
+
+@inner
+def _alike(allowed, row, end, index):
+    """The end of the run of rows from `row` on that all want something of a block, or all nothing."""
+    if allowed.size == 0:
+        return end
+    stop = row + 1
+    while stop < end and (allowed[stop, index] != 0) == (allowed[row, index] != 0):
+        stop += 1
+    return stop
+
+
+@inner
+def _hand_out(values, at, logits, first, count):
+    scale_row(values, at, count // LANES, np.float32(1.0), logits, first)
+    for j in range(count // LANES * LANES, count):
+        logits[first + j] = values[at + j]

@@ -12,15 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.rope import rotary_tables, rotate
 
-__all__ = ["Attend", "Decoder", "Dense", "LanguageModel", "Layer", "Linear", "RowSelection"]
+__all__ = ["Allowed", "Attend", "Decoder", "Dense", "LanguageModel", "Layer", "Linear", "RowSelection"]
 
 RowSelection = torch.Tensor | slice | None
+Allowed = Sequence[npt.NDArray[np.uint32] | None]
+"""Of each row of logits, which are wanted: [words], bit i % 32 of word i // 32 for token i, none beyond the words; None: all of them."""
+
+FEW = 4  # a plain matrix is multiplied by the outputs that are wanted where these are at most one in so many
 
 
 class Attend(Protocol):
@@ -69,6 +75,10 @@ class Dense:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    def rows(self, outputs: torch.Tensor) -> Dense:
+        """The same for some outputs (int64 [n]) only."""
+        return Dense(self.weight.index_select(0, outputs), None if self.bias is None else self.bias.index_select(0, outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +133,14 @@ class Decoder:
     __call__ = forward
 
     def forward_with_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int, allowed: Allowed | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [logits, V] of the first `logits` of the chosen rows, and `states` [N, E] of all of them."""
+        """Logits [logits, V] of the first `logits` of the chosen rows, and `states` [N, E] of all of them.
+
+        allowed: of each row of them, which logits are wanted; others are computed or -inf, whichever costs less. None: all are wanted.
+        """
         states = self.states(token_ids, positions, attend, states_for)
-        return self._logits(states[:logits]), states
+        return self._logits(states[:logits], allowed), states
 
     def states(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, chosen: RowSelection = None) -> torch.Tensor:
         """[N, E]: what the output layer reads at the chosen rows. Arguments as for `forward`."""
@@ -185,7 +198,25 @@ class Decoder:
             return F.rms_norm(wide, (x.shape[-1],), weight, self.config.norm_eps).to(x.dtype)
         return (F.rms_norm(wide, (x.shape[-1],), None, self.config.norm_eps) * weight).to(x.dtype)
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self.head(x).float()
-        cap = self.config.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+    def _logits(self, x: torch.Tensor, allowed: Allowed | None = None) -> torch.Tensor:
+        size, cap = self.config.vocab_size, self.config.logit_softcap
+        head, few = self.head, None
+        if allowed is not None and isinstance(head, Dense) and (few := _few(allowed, size)) is not None:
+            few = few.to(x.device)
+            head = head.rows(few)
+        logits = head(x).float()
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits if few is None else logits.new_full((x.shape[0], size), -torch.inf).index_copy_(1, few, logits)
+
+
+def _few(allowed: Allowed, size: int) -> torch.Tensor | None:
+    """The tokens below `size` that any row wants, int64; None where they are many."""
+    words = np.zeros(-(-size // 32), np.uint32)
+    for row in allowed:
+        if row is None:
+            return None
+        count = min(words.size, row.size)
+        words[:count] |= row[:count]
+    ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little", count=size))
+    return torch.from_numpy(ids) if ids.size * FEW <= size else None

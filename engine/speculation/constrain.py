@@ -1,4 +1,4 @@
-"""What a grammar leaves of a token tree, and what it adds.
+"""What a grammar leaves of a token tree, what it adds, and what it lets follow.
 
 Input: guesses and the matcher of a request. Guesses that the grammar forbids are cut before they cost a forward. Where it leaves
 no choice, the reference decoding takes the forced tokens without asking the model, so they are put into the tree and guesses
@@ -7,9 +7,14 @@ that spell the same bytes otherwise are dropped; a draft may thus span forced ru
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from agentkit.engine.speculation.tree import ROOT, TokenTree
+from agentkit.errors import NoTokenPath
 
 if TYPE_CHECKING:
     from agentkit.grammars import Matcher
@@ -49,3 +54,22 @@ def constrain(tree: TokenTree, matcher: Matcher, output: list[int], limit: int) 
 
 
 LOST = -2  # no guess left: the tree did not foresee what is forced
+
+
+def masks_after(tree: TokenTree, matcher: Matcher) -> list[npt.NDArray[np.uint32]]:
+    """The mask behind each node of a tree that the grammar allows; of no token where nothing spells what has to follow.
+
+    matcher: stands before the tree; it is moved and brought back.
+    """
+    masks = [np.zeros(0, np.uint32)] * len(tree)
+
+    def visit(node: int) -> None:
+        for child in tree.children(node):
+            matcher.accept(tree.tokens[child])
+            with suppress(NoTokenPath):  # the request ends by that if it ever gets there
+                masks[child] = matcher.mask()
+            visit(child)
+            matcher.rollback(1)
+
+    visit(ROOT)
+    return masks

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from agentkit.engine.attention import one_range
+from agentkit.engine.models.decoder import Allowed
 from agentkit.engine.request import Request, State
-from agentkit.engine.speculation.constrain import constrain
+from agentkit.engine.speculation.constrain import constrain, masks_after
 from agentkit.engine.speculation.features import extended
 from agentkit.engine.speculation.pace import Kind, Pace
 from agentkit.engine.speculation.proposer import Proposer
@@ -90,6 +91,12 @@ class Speculator:
                 rate = self.pace.acceptance(self._kind(tree, node))
                 chances.append(min(before, rate * tree.chances[node]) if own else before * rate)
         return chances
+
+    def allowed(self, request: Request, tree: TokenTree) -> Allowed:
+        """What the grammar lets follow each node, at least: the guard of the budget may forbid more. Where the proposer asks for choices, all is wanted."""
+        if request.matcher is None or self.proposer.wants_choices:
+            return [None] * len(tree)
+        return masks_after(tree, request.matcher)
 
     def watch(self, request: Request, tree: TokenTree | None, known: int) -> tuple[int, Callable[[torch.Tensor], None] | None]:
         """How many of a span's last `known` tokens the proposer wants states of, and who is told them (see Span)."""

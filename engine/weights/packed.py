@@ -17,6 +17,7 @@ import torch
 
 from agentkit.engine.attention import BatchAttention, Plan
 from agentkit.engine.kernels import forward as f
+from agentkit.engine.kernels import tables as t
 from agentkit.engine.kernels.attention import ROWS, scratch_floats
 from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.linear import CODE_BYTES, EIGHT, FOUR, SCALES
@@ -26,13 +27,15 @@ from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import GROUP, LANES, WIDTH
 from agentkit.engine.large_array import large_array
 from agentkit.engine.models.config import ModelConfig
-from agentkit.engine.models.decoder import Attend, Decoder, RowSelection
+from agentkit.engine.models.decoder import Allowed, Attend, Decoder, RowSelection
 from agentkit.engine.weights.blocks import Blocks
 from agentkit.errors import EngineError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 _NAMES = ("qkv", "out", "gate_up", "down")
+_EVERY = np.uint32(0xFFFFFFFF)
+assert WIDTH == 32, "a word of a mask is a block of the head"
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,16 @@ class Part:
 class PackedLinear:
     """One of the matrices as a linear layer: x [T, in] float32 -> [T, out]."""
 
-    def __init__(self, tables: f.Weights, matrix: int, columns: int, rows: Array) -> None:
+    def __init__(self, tables: t.Weights, matrix: int, columns: int, rows: Array) -> None:
         """columns: in; rows [out]: which output of the packed matrix is each output of this layer."""
         self._tables, self._matrix, self._columns, self._rows = tables, matrix, columns, rows
         self._plain = bool((rows == np.arange(rows.size)).all())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         line = self._tables.matrices[self._matrix]
-        padded = np.zeros((x.shape[0], int(line[f.GROUPS]) * GROUP), np.float32)
+        padded = np.zeros((x.shape[0], int(line[t.GROUPS]) * GROUP), np.float32)
         padded[:, : self._columns] = x.numpy()
-        out = np.empty((x.shape[0], int(line[f.BLOCKS]) * WIDTH), np.float32)
+        out = np.empty((x.shape[0], int(line[t.BLOCKS]) * WIDTH), np.float32)
         codes = np.empty(padded.size // GROUP * GROUP_WORDS, np.float32)
         TEAM.run(f.project, torch.get_num_threads(), f.MATRIX_SCRATCH, self._tables, self._matrix, padded.ravel(), padded.shape[1], codes, out.ravel())
         return torch.from_numpy(out[:, : self._rows.size] if self._plain else out.take(self._rows, 1))  # rows stay rows in memory
@@ -76,7 +79,7 @@ class PackedDecoder(Decoder):
         linears = [PackedLinear(self._tables, i, columns, rows) for i, (columns, rows) in enumerate(orders)]
         layers = []
         for i, layer in enumerate(plain.layers):
-            qkv, out, gate_up, down = linears[i * f.MATRICES :][: f.MATRICES]
+            qkv, out, gate_up, down = linears[i * t.MATRICES :][: t.MATRICES]
             layers.append(replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down))
         super().__init__(plain.config, plain.embedding, layers, plain.final_norm, linears[-1])
         self._shape, self._constants = _shape(self.config, self._tables), _constants(self.config)
@@ -95,31 +98,36 @@ class PackedDecoder(Decoder):
     __call__ = forward
 
     def forward_with_states(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend, states_for: torch.Tensor, logits: int, allowed: Allowed | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         plan = self._plan(attend)
         if plan is None:
-            return super().forward_with_states(token_ids, positions, attend, states_for, logits)
-        work = self._run(plan, token_ids, positions, states_for, logits)
+            return super().forward_with_states(token_ids, positions, attend, states_for, logits, allowed)
+        work = self._run(plan, token_ids, positions, states_for, logits, allowed)
         states = work.normed.reshape(-1, self._shape.hidden_stride)[: states_for.shape[0], : self._shape.hidden]  # as the last norm left them
         return torch.from_numpy(work.logits), torch.from_numpy(states)
 
     def _plan(self, attend: Attend) -> Plan | None:
         return attend.plan(self.config.num_heads // self.config.num_kv_heads) if isinstance(attend, BatchAttention) else None
 
-    def _run(self, plan: Plan, token_ids: torch.Tensor, positions: torch.Tensor, rows: RowSelection, logits: int | None) -> f.Work:
-        """logits: of so many of the rows; None: of all."""
+    def _run(
+        self, plan: Plan, token_ids: torch.Tensor, positions: torch.Tensor, rows: RowSelection, logits: int | None, allowed: Allowed | None = None
+    ) -> t.Work:
+        """logits: of so many of the rows; None: of all. allowed: see forward_with_states."""
         ids = token_ids.numpy()
         chosen = np.arange(ids.size)
         if rows is not None:
             chosen = chosen[rows if isinstance(rows, slice) else rows.numpy()]
         sampled = int(chosen.size) if logits is None else logits
-        batch = f.Batch(
+        order, wanted = _in_order(chosen.size, allowed, int(self._tables.matrices[-1, t.BLOCKS]))
+        batch = t.Batch(
             ids,
             positions.numpy(),
             plan.slots,
             chosen,
             sampled,
+            order,
+            wanted,
             plan.pages,
             plan.tasks,
             plan.rows,
@@ -137,11 +145,11 @@ class PackedDecoder(Decoder):
         plan.add_up(self.config.num_kv_heads, work.received)
         return work
 
-    def _compute(self, scratch: int, batch: f.Batch, work: f.Work, plan: Plan) -> None:
+    def _compute(self, scratch: int, batch: t.Batch, work: t.Work, plan: Plan) -> None:
         """Runs the kernel. scratch: floats that each worker needs."""
         TEAM.run(f.forward, torch.get_num_threads(), scratch, self._shape, self._constants, self._tables, batch, work, plan.data, plan.slot_count)
 
-    def _work(self, tokens: int, sampled: int, plan: Plan) -> f.Work:
+    def _work(self, tokens: int, sampled: int, plan: Plan) -> t.Work:
         s = self._shape
         exponentials, received = plan.weighing(s.heads, s.kv_heads)
 
@@ -151,7 +159,7 @@ class PackedDecoder(Decoder):
         def rounded(rows: int, stride: int) -> Array:
             return np.empty(rows * stride // GROUP * GROUP_WORDS, np.float32)
 
-        return f.Work(
+        return t.Work(
             residual=zeros(2, tokens, s.hidden_stride),
             normed=zeros(tokens, s.hidden_stride),
             to_hidden=rounded(tokens, s.hidden_stride),
@@ -168,7 +176,20 @@ class PackedDecoder(Decoder):
         )
 
 
-def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tuple[f.Weights, list[tuple[int, Array]]]:
+def _in_order(rows: int, allowed: Allowed | None, blocks: int) -> tuple[Array, Array]:
+    """order and allowed of t.Batch: rows of which most is wanted come first, so that those that want a block of the head lie together."""
+    order = np.arange(rows)
+    if allowed is None:
+        return order, np.empty((0, 0), np.uint32)
+    wanted = np.zeros((len(allowed), blocks), np.uint32)
+    for own, row in zip(wanted, allowed, strict=True):
+        count = blocks if row is None else min(blocks, row.size)
+        own[:count] = _EVERY if row is None else row[:count]
+    order[: len(allowed)] = np.argsort(-np.count_nonzero(wanted, 1), kind="stable")
+    return order, wanted[order[: len(allowed)]]
+
+
+def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tuple[t.Weights, list[tuple[int, Array]]]:
     """The tables of the kernel; and of each matrix its inputs and which packed output each of its outputs is."""
     places = [(i, name) for i in range(len(plain.layers)) for name in _NAMES] + [(-1, "head")]
     floats = _Floats()
@@ -187,7 +208,7 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tu
         loaded.append(part)
         codes_at += blocks * groups * CODE_BYTES[kind]
         scales_at += blocks * groups * SCALES[kind]
-    if narrow and all(line[f.KIND] == EIGHT for line in lines):
+    if narrow and all(line[t.KIND] == EIGHT for line in lines):
         raise EngineError("activations='int8' is for matrices of 4 bits, and this model has none; leave it out")
     codes, scales = large_array(codes_at), large_array(2 * scales_at).view(np.uint16)
     codes[:], scales[:] = 0, 0
@@ -196,7 +217,7 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tu
         for source, own in zip(part.sources, part.orders, strict=True):
             target = order[first : first + source.rows]
             moved = target if own is None else target[own]
-            if repack(source.kind, source.raw, moved, 0, source.groups, codes, line[f.CODES], scales, line[f.SCALES_AT]):
+            if repack(source.kind, source.raw, moved, 0, source.groups, codes, line[t.CODES], scales, line[t.SCALES_AT]):
                 raise EngineError("weights: a Q4_0 block's scale is too large for half precision; use weights='fp32'")
             first += source.rows
     final = floats.add(plain.final_norm)
@@ -204,7 +225,7 @@ def _pack(plain: Decoder, parts: Callable[[int, str], Part], narrow: bool) -> tu
     ropes = plain.config.ropes
     frequencies = np.array([rope.inverse_frequencies for rope in ropes], np.float32).ravel()
     factors = np.array([rope.attention_factor for rope in ropes], np.float32)
-    tables = f.Weights(narrow, np.array(lines, np.int64), layers, codes, scales, floats.array(), frequencies, factors, plain.embedding.numpy())
+    tables = t.Weights(narrow, np.array(lines, np.int64), layers, codes, scales, floats.array(), frequencies, factors, plain.embedding.numpy())
     return tables, orders
 
 
@@ -251,19 +272,19 @@ def order_of(name: str, rows: int) -> tuple[Array, int]:
     return np.concatenate((gate, gate + WIDTH)), 2 * -(-half.size // WIDTH)
 
 
-def _shape(config: ModelConfig, tables: f.Weights) -> f.Shape:
-    inputs = tables.matrices[:, f.GROUPS] * GROUP
-    return f.Shape(
+def _shape(config: ModelConfig, tables: t.Weights) -> t.Shape:
+    inputs = tables.matrices[:, t.GROUPS] * GROUP
+    return t.Shape(
         layers=config.num_layers, hidden=config.hidden_size, heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         vocabulary=config.vocab_size, activation=_ACTIVATIONS[config.activation], ropes=len(config.ropes),
-        final_norm=tables.floats.size - config.hidden_size, hidden_stride=int(inputs[f.M_QKV]), heads_stride=int(inputs[f.M_OUT]),
-        inner_stride=int(inputs[f.M_DOWN]), qkv_stride=int(tables.matrices[f.M_QKV, f.BLOCKS]) * WIDTH,
+        final_norm=tables.floats.size - config.hidden_size, hidden_stride=int(inputs[t.M_QKV]), heads_stride=int(inputs[t.M_OUT]),
+        inner_stride=int(inputs[t.M_DOWN]), qkv_stride=int(tables.matrices[t.M_QKV, t.BLOCKS]) * WIDTH,
     )  # fmt: skip
 
 
-def _constants(config: ModelConfig) -> f.Constants:
+def _constants(config: ModelConfig) -> t.Constants:
     values = (config.norm_eps, config.embed_scale, config.attention_scale, config.attention_softcap or 0.0, config.logit_softcap or 0.0)
-    return f.Constants(*(np.float32(value) for value in values))
+    return t.Constants(*(np.float32(value) for value in values))
 
 
 def packable(config: ModelConfig) -> bool:
