@@ -7,7 +7,7 @@ import pytest
 
 from agentkit.engine.advance import pack_ids
 from agentkit.engine.config import SamplingParams
-from agentkit.engine.sampling import penalise, philox, sample, uniform, unpack_mask
+from agentkit.engine.sampling import allowed_ids, penalise, philox, sample, uniform, unpack_mask
 from agentkit.errors import NumericalError
 
 
@@ -43,6 +43,29 @@ def test_unpack_mask(width: int) -> None:
     assert np.flatnonzero(unpack_mask(pack_ids(ids), width)).tolist() == ids.tolist()
     assert unpack_mask(pack_ids([0]), 4000).sum() == 1  # a row narrower than the logits
     assert unpack_mask(np.full(200, 0xFFFFFFFF, np.uint32), width).sum() == min(width, 6400)
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 1000, 49152])
+def test_allowed_ids(width: int) -> None:
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.001, 0.05, 0.9):
+        mask = pack_ids(np.flatnonzero(rng.random(width + 70) < share))
+        mask = np.concatenate([mask, np.zeros(2000, np.uint32)])
+        for row in (mask, mask[:-2000]):
+            assert allowed_ids(row, width).tolist() == np.flatnonzero(unpack_mask(row, width)).tolist()
+
+
+def test_the_likeliest_of_few_and_of_many_tokens() -> None:
+    """Of equals the lowest id; whatever is forbidden does not count, be it -inf or the largest."""
+    rng = np.random.default_rng(1)
+    for share in (0.0005, 0.3):
+        row = rng.integers(0, 9, 49152).astype(np.float32)
+        ids = np.flatnonzero(rng.random(row.size) < share)
+        token = sample(row, pack_ids(ids), SamplingParams(), vocab_size=row.size)
+        assert token == ids[row[ids].argmax()]
+        spared = np.full_like(row, -np.inf)
+        spared[ids] = row[ids]
+        assert sample(spared, pack_ids(ids), SamplingParams(), vocab_size=row.size) == token
 
 
 def test_frequencies_follow_the_softmax() -> None:
@@ -115,5 +138,7 @@ def test_nothing_left_to_sample_raises() -> None:
         sample(row, np.zeros(1, np.uint32), SamplingParams(), vocab_size=3)
     with pytest.raises(NumericalError, match="-inf"):
         sample(row, pack_ids([1]), SamplingParams(), vocab_size=3)
+    with pytest.raises(NumericalError, match="every allowed token"):
+        sample(np.full(3, -np.inf, np.float32), pack_ids([1]), SamplingParams(), vocab_size=3)
     with pytest.raises(NumericalError, match="only -inf"):
         sample(np.full(3, -np.inf, np.float32), None, SamplingParams(), vocab_size=3)

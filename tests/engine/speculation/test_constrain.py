@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from agentkit.engine.speculation.constrain import constrain
+import numpy as np
+
+from agentkit.engine.speculation.constrain import constrain, masks_after
 from agentkit.engine.speculation.tree import ROOT, TokenTree
 from agentkit.grammars import Grammar, Matcher, Vocabulary
 
@@ -55,3 +57,23 @@ def test_forbidden_guesses_cost_nothing() -> None:
 
 def test_stop_tokens_are_not_drafted() -> None:
     assert len(constrain(TokenTree.chain([8, 0]), matcher_of("a*"), [], 8)) == 0
+
+
+def test_masks_behind_the_nodes_of_a_tree() -> None:
+    tree = TokenTree.chain([0, 1, 1])  # a b b
+    tree.extend(0, [3])  # a c
+    matcher = matcher_of("a[bc]{1,3}d?")  # no token spells a d
+    found, mask = masks_after(tree, matcher), matcher.mask().copy()
+    assert np.array_equal(matcher.mask(), mask)
+    assert np.array_equal(mask, matcher_of("a[bc]{1,3}d?").mask())
+    for node in range(len(tree)):
+        check = matcher_of("a[bc]{1,3}d?")
+        for step in tree.path(node):
+            check.accept(tree.tokens[step])
+        assert np.array_equal(found[node], check.mask())
+
+
+def test_where_nothing_spells_what_follows_no_token_is_allowed() -> None:
+    matcher = Grammar.from_regex("ax").matcher(Vocabulary([b"a", b"xy", None], stop_token_ids=[2]))
+    assert not masks_after(TokenTree.chain([0]), matcher)[0].any()
+    assert matcher.allows(0)
