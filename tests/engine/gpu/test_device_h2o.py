@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentkit.engine import scheduler
+from agentkit.engine import H2O, Engine, assembly, scheduler
+from agentkit.engine.advance import Advancer
 from agentkit.engine.device.beside import Ragged
+from agentkit.engine.device.decoding import DeviceDecoding
+from agentkit.engine.device.runner import DeviceRunner
+from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv_policy import Reach
 from agentkit.engine.request import Request
 from agentkit.engine.scheduler import Limits
 from agentkit.grammars.device import Pushdown
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, outputs
+from tests.engine.kernels.models import decoder
+from tests.engine.loaded import loaded_model
 from tests.engine.tiny import TinyDecoder
 
 REACH = Reach(budget=128, recent=40)
@@ -133,6 +141,45 @@ def test_who_gives_way_keeps_the_same_when_it_is_computed_again() -> None:
     bench = check(asked, pages=6)
     assert bench.pool.page_count == 6
     assert bench.scheduler.metrics.preemptions > 0
+
+
+def test_the_engine_writes_what_it_writes_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The public surface, greedy and seeded: on the CPU, by a device's runner over the host and in bursts, in small chunks, and where memory is short."""
+    plain = loaded_model(tmp_path)
+    model = decoder(vocabulary=plain.config.vocab_size, layers=2)
+    loaded = replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
+    bursts: list[DeviceDecoding] = []
+
+    def written(**options: Any) -> tuple[list[list[int]], int]:
+        with Engine(loaded, weights="fp32", kv=H2O(128, recent=32), prefix_caching=False, threads=1, seed=0, **options) as it:
+            asked: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.2, "top_p": 0.9, "seed": 6, "regex": "[a-z ]{70,90}"}]
+            streams = [it.stream(text(20 + 65 * n, n), max_tokens=120, **each) for n, each in enumerate(asked)]
+            found = [list(stream)[-1].generation for stream in streams]  # type: ignore[union-attr]
+            return [each.token_ids for each in found], sum(each.usage.preemptions for each in found)
+
+    def on_the_cpu(runner: DeviceRunner, pool: Any, advancer: Advancer, columns: tuple[int, int], stops: Any) -> DeviceDecoding:
+        bursts.append(DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops, kernels="reference"))
+        return bursts[-1]
+
+    wanted, _ = written()
+    monkeypatch.setattr(assembly, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "reference"))
+    monkeypatch.setattr(assembly, "decoding_for", on_the_cpu)
+    with monkeypatch.context() as patch:
+        patch.setattr(assembly, "Limits", lambda running, queue, *_: Limits(running, queue, 40, 24))
+        assert written(cuda_graphs=False)[0] == wanted
+    assert not bursts
+    page = 2 * 2 * 2 * 16 * 4 * PAGE  # layers, keys and values, heads, numbers, bytes
+    tokens, preemptions = written(kv_memory=9 * page)
+    assert tokens == wanted
+    assert preemptions > 0
+    assert sum(step.launches for step in bursts[0]._steps.values()) > 60
+
+
+@pytest.mark.slow
+def test_tokens_of_the_kernels_are_those_of_the_reference() -> None:
+    """The same through Triton's kernels, in the interpreter where there is no GPU."""
+    asked = [{"prompt": text(120, 1), "max_tokens": 14}, {"prompt": text(60, 2), "max_tokens": 10}]
+    check(asked, least=1, forward="triton")
 
 
 def test_a_rehearsal_changes_nothing() -> None:
