@@ -14,7 +14,7 @@ from agentkit.engine.adapters.packed import PackedLowRank
 from agentkit.engine.adapters.rows import runs_of
 from agentkit.engine.device.runner import DeviceRunner
 from agentkit.engine.models.decoder import Decoder
-from agentkit.engine.runner import TorchRunner
+from agentkit.engine.runner import Span, TorchRunner
 from agentkit.engine.weights.blocks import eight_bits, four_bits
 from tests.engine.adapters.native import pool_for, some_steps, use_of
 from tests.engine.adapters.peft_files import RandomAdapter
@@ -68,13 +68,32 @@ def test_beside_matrices_in_blocks(variant: str, rounded: Any, tmp_path: Path) -
     compare(tmp_path, blocks, plain, TorchRunner, form="whole", error=5e-3)
 
 
-@pytest.mark.parametrize(("kernels", "variant"), [("reference", variant) for variant in VARIANTS] + [("triton", "biases, one key head, odd sizes")])
-def test_on_a_device(kernels: str, variant: str, tmp_path: Path) -> None:
-    if kernels == "triton" and torch.cuda.is_available():
-        pytest.skip("the CPU's runner is the reference, and Triton is not interpreted here")
-    layers = 1 if kernels == "triton" else 2
-    model = random_model(variant, layers)
-    compare(tmp_path, model, model, lambda model, pool: DeviceRunner(model, pool, kernels), form="torch", error=2e-4)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_on_a_device(variant: str, tmp_path: Path) -> None:
+    model = random_model(variant)
+    compare(tmp_path, model, model, lambda model, pool: DeviceRunner(model, pool, "reference"), form="torch", error=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
+def test_on_a_device_by_triton(tmp_path: Path) -> None:
+    model = random_model("biases, one key head, odd sizes", layers=1)
+    compare(tmp_path, model, model, lambda model, pool: DeviceRunner(model, pool, "triton"), form="torch", error=2e-4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's runner is the reference, and Triton is not interpreted here")
+def test_one_step_by_triton(tmp_path: Path) -> None:
+    """A prompt, a token and a request without an adapter, as the reference computes them."""
+    model = decoder(layers=1, heads=2, kv=1, hidden=40, inner=50)
+    uses = [use_of(RandomAdapter(model.config, rank=rank, seed=rank), tmp_path / str(rank), scale=rank / 4) for rank in (3, 5)]
+    results = []
+    for kernels in ("reference", "triton"):
+        pool = pool_for(model)
+        sequences = [pool.start([], bytes([i])) for i in range(3)]
+        assert all(pool.reserve(s, 8) for s in sequences)
+        spans = [Span(s, ids, adapter=use) for s, ids, use in zip(sequences, ((1, 2, 3), (4,), (5, 6)), (uses[0], None, uses[1]), strict=True)]
+        results.append(np.concatenate(DeviceRunner(model, pool, kernels).execute(spans)))
+    np.testing.assert_allclose(results[0], results[1], atol=2e-4)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(3, 5), slice(0, 30), slice(2, 60)])
