@@ -12,7 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentkit.engine.kernels.forward import COLUMNS, DOWN, GATE_UP, MERGE, NORM, NORM_MLP, OUT, QKV, STAGES, _chunks, _columns, _round, _run, _words
+from agentkit.engine.kernels.forward import (
+    COLUMNS,
+    DOWN,
+    GATE_UP,
+    MERGE,
+    NORM,
+    NORM_MLP,
+    OUT,
+    QKV,
+    STAGES,
+    chunks_of,
+    columns_of,
+    round_row,
+    run_chunk,
+    words_of,
+)
 from agentkit.engine.kernels.integers import GROUP_WORDS
 from agentkit.engine.kernels.library import inner, kernel
 from agentkit.engine.kernels.linear import multiply
@@ -64,14 +79,14 @@ def forward_adapted(worker, sync, shape, constants, weights, batch, work, data, 
         inside = 0 < stage <= ADAPTED_STAGES * shape.layers
         plain = _plain(stage, layer, part, inside, shape)
         shrinks = inside and part == SHRINK
-        count = _rows_after(layer, shape, batch) if shrinks else _chunks(plain, shape, weights, batch, work)
+        count = _rows_after(layer, shape, batch) if shrinks else chunks_of(plain, shape, weights, batch, work)
         if chunk < count:
             if shrinks:
                 _shrink(layer, M_DOWN, shape, beside, _after(layer, shape, beside), chunk, beside.fed, shape.inner_stride)
             elif inside and part == GATE_UP:
                 _gate_up(chunk, layer, shape, weights, batch, work, beside, scratch)
             else:
-                _run(plain, chunk, shape, constants, weights, batch, work, data, slots, scratch)
+                run_chunk(plain, chunk, shape, constants, weights, batch, work, data, slots, scratch)
                 if inside:
                     _add(chunk, layer, part if part < SHRINK else part - 1, shape, weights, batch, work, beside)
             finish_chunk(sync)
@@ -188,11 +203,11 @@ def _gate_up(chunk, layer, shape, weights, batch, work, beside, scratch):
     gates, ups, wide = scratch[: COLUMNS * WIDTH], scratch[COLUMNS * WIDTH : 2 * COLUMNS * WIDTH], scratch[2 * COLUMNS * WIDTH :]
     for part in range(2):
         out = gates if part == 0 else ups
-        _columns(weights, matrix, 2 * index + part, first, work.to_hidden, _words(shape.hidden_stride), columns, out, wide)
+        columns_of(weights, matrix, 2 * index + part, first, work.to_hidden, words_of(shape.hidden_stride), columns, out, wide)
         _expand_block(layer, M_GATE_UP, 2 * index + part, beside, users, first, columns, out, 0, WIDTH)
     for c in range(columns):
         gate(shape.activation, gates, ups, c * WIDTH, wide, 0)
-        place = (first + c) * _words(shape.inner_stride) + index * GROUP_WORDS
-        _round(weights, matrix + M_DOWN - M_GATE_UP, wide, 0, WIDTH, work.to_down, place)
+        place = (first + c) * words_of(shape.inner_stride) + index * GROUP_WORDS
+        round_row(weights, matrix + M_DOWN - M_GATE_UP, wide, 0, WIDTH, work.to_down, place)
         if users[first + c] >= 0:
             scale_row(wide, 0, WIDTH // LANES, np.float32(1.0), beside.fed, (first + c) * shape.inner_stride + index * WIDTH)

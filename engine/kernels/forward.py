@@ -59,9 +59,9 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
         stage, chunk = stage_of(ticket), chunk_of(ticket)
         if stage >= last:
             return
-        count = _chunks(stage, shape, weights, batch, work)
+        count = chunks_of(stage, shape, weights, batch, work)
         if chunk < count:
-            _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch)
+            run_chunk(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch)
             finish_chunk(sync)
             continue
         if stage > begun:
@@ -73,13 +73,13 @@ def forward(worker, sync, shape, constants, weights, batch, work, data, slots, s
 @kernel
 def project(worker, sync, weights, matrix, x, x_stride, codes, out, scratch):
     """One worker's share of out [T, outputs of the matrix] = x [T, x_stride] @ matrix, all flat. codes: room for the rounded rows of x."""
-    rows, blocks, stride = x.size // x_stride, weights.matrices[matrix, BLOCKS], _words(x_stride)
+    rows, blocks, stride = x.size // x_stride, weights.matrices[matrix, BLOCKS], words_of(x_stride)
     chunks = blocks * _tiles(rows)
     while True:
         ticket = draw(sync)
         stage, chunk = stage_of(ticket), chunk_of(ticket)
         if stage == 0 and chunk < rows:
-            _round(weights, matrix, x, chunk * x_stride, x_stride, codes, chunk * stride)
+            round_row(weights, matrix, x, chunk * x_stride, x_stride, codes, chunk * stride)
         elif stage == 1 and chunk < chunks:
             _project(weights, matrix, chunk, codes, stride, rows, out, 0, blocks * WIDTH, False, scratch)
         elif stage > 1:
@@ -91,13 +91,13 @@ def project(worker, sync, weights, matrix, x, x_stride, codes, out, scratch):
 
 
 @inner
-def _words(stride):
+def words_of(stride):
     """Words of a rounded row."""
     return stride // GROUP * GROUP_WORDS
 
 
 @inner
-def _round(weights, matrix, x, x_at, stride, out, out_at):
+def round_row(weights, matrix, x, x_at, stride, out, out_at):
     """A row that the matrix is about to multiply."""
     rounded(weights.matrices[matrix, KIND], weights.narrow, x, x_at, stride // GROUP, out, out_at)
 
@@ -108,7 +108,7 @@ def _tiles(rows):
 
 
 @inner
-def _chunks(stage, shape, weights, batch, work):
+def chunks_of(stage, shape, weights, batch, work):
     tokens, chosen = batch.ids.size, batch.chosen.size
     if stage == 0:
         return tokens
@@ -141,7 +141,7 @@ def _chunks(stage, shape, weights, batch, work):
 
 
 @inner
-def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch):
+def run_chunk(stage, chunk, shape, constants, weights, batch, work, data, slots, scratch):
     """One chunk of one stage."""
     if stage == 0:
         _embed(chunk, shape, constants, weights, batch, work)
@@ -150,7 +150,7 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     if stage == 1 + STAGES * shape.layers:
         at = batch.order[chunk] * shape.hidden_stride
         norm(work.residual, tail + at, shape.hidden, weights.floats, shape.final_norm, constants.eps, work.normed, at)
-        _round(weights, MATRICES * shape.layers, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
+        round_row(weights, MATRICES * shape.layers, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * words_of(shape.hidden_stride))
         return
     if stage > STAGES * shape.layers:
         _head(chunk, shape, constants, weights, batch, work, scratch)
@@ -164,9 +164,9 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     at = chunk * shape.hidden_stride
     if part == NORM:
         norm(work.residual, at, shape.hidden, weights.floats, table[BEFORE_ATTENTION], constants.eps, work.normed, at)
-        _round(weights, matrix + M_QKV, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
+        round_row(weights, matrix + M_QKV, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * words_of(shape.hidden_stride))
     elif part == QKV:
-        _project(weights, matrix + M_QKV, chunk, work.to_hidden, _words(shape.hidden_stride), batch.ids.size, work.qkv, 0, shape.qkv_stride, False, scratch)
+        _project(weights, matrix + M_QKV, chunk, work.to_hidden, words_of(shape.hidden_stride), batch.ids.size, work.qkv, 0, shape.qkv_stride, False, scratch)
     elif part == TURN:
         _turn(chunk, layer, shape, constants, weights, batch, work, data, slots)
     elif part == ATTEND:
@@ -178,24 +178,24 @@ def _run(stage, chunk, shape, constants, weights, batch, work, data, slots, scra
     elif part == MERGE:
         token = batch.chosen[chunk] if final else chunk
         merge(batch.parts, token, work.partial, shape.heads * (shape.head_dim + 2), shape.heads, shape.head_dim, work.attended, chunk * shape.heads_stride)
-        _round(weights, matrix + M_OUT, work.attended, chunk * shape.heads_stride, shape.heads_stride, work.to_out, chunk * _words(shape.heads_stride))
+        round_row(weights, matrix + M_OUT, work.attended, chunk * shape.heads_stride, shape.heads_stride, work.to_out, chunk * words_of(shape.heads_stride))
         if final:
             scale_row(work.residual, token * shape.hidden_stride, shape.hidden_stride // LANES, np.float32(1.0), work.residual, tail + at)
     elif part == OUT:
         inside = table[AFTER_ATTENTION] >= 0  # its norm comes before the sum
         out, place = (work.normed, 0) if inside else (work.residual, stream)
-        _project(weights, matrix + M_OUT, chunk, work.to_out, _words(shape.heads_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
+        _project(weights, matrix + M_OUT, chunk, work.to_out, words_of(shape.heads_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
     elif part == OUT_NORM:
         add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_ATTENTION], constants.eps, work.residual, stream + at)
     elif part == NORM_MLP:
         norm(work.residual, stream + at, shape.hidden, weights.floats, table[BEFORE_MLP], constants.eps, work.normed, at)
-        _round(weights, matrix + M_GATE_UP, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * _words(shape.hidden_stride))
+        round_row(weights, matrix + M_GATE_UP, work.normed, at, shape.hidden_stride, work.to_hidden, chunk * words_of(shape.hidden_stride))
     elif part == GATE_UP:
         _gate_up(weights, matrix + M_GATE_UP, chunk, shape, rest, work, scratch)
     elif part == DOWN:
         inside = table[AFTER_MLP] >= 0
         out, place = (work.normed, 0) if inside else (work.residual, stream)
-        _project(weights, matrix + M_DOWN, chunk, work.to_down, _words(shape.inner_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
+        _project(weights, matrix + M_DOWN, chunk, work.to_down, words_of(shape.inner_stride), rest, out, place, shape.hidden_stride, not inside, scratch)
     else:
         add_norm(work.normed, at, shape.hidden, weights.floats, table[AFTER_MLP], constants.eps, work.residual, stream + at)
 
@@ -214,7 +214,7 @@ def _embed(token, shape, constants, weights, batch, work):
 
 
 @inner
-def _columns(weights, matrix, index, first, x, x_stride, columns, acc, wide):
+def columns_of(weights, matrix, index, first, x, x_stride, columns, acc, wide):
     """acc[c, 0:32] = x[first + c] @ block `index` of a matrix."""
     m = weights.matrices[matrix]
     kind, groups = m[KIND], m[GROUPS]
@@ -231,7 +231,7 @@ def _project(weights, matrix, chunk, x, x_stride, rows, out, out_at, out_stride,
     blocks = weights.matrices[matrix, BLOCKS]
     index, first = chunk % blocks, chunk // blocks * COLUMNS
     columns = min(COLUMNS, rows - first)
-    _columns(weights, matrix, index, first, x, x_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
+    columns_of(weights, matrix, index, first, x, x_stride, columns, scratch, scratch[2 * COLUMNS * WIDTH :])
     for c in range(columns):
         at = out_at + (first + c) * out_stride + index * WIDTH
         if add:
@@ -247,12 +247,12 @@ def _gate_up(weights, matrix, chunk, shape, rows, work, scratch):
     index, first = chunk % blocks, chunk // blocks * COLUMNS
     columns = min(COLUMNS, rows - first)
     gates, ups, wide = scratch[: COLUMNS * WIDTH], scratch[COLUMNS * WIDTH : 2 * COLUMNS * WIDTH], scratch[2 * COLUMNS * WIDTH :]
-    _columns(weights, matrix, 2 * index, first, work.to_hidden, _words(shape.hidden_stride), columns, gates, wide)
-    _columns(weights, matrix, 2 * index + 1, first, work.to_hidden, _words(shape.hidden_stride), columns, ups, wide)
+    columns_of(weights, matrix, 2 * index, first, work.to_hidden, words_of(shape.hidden_stride), columns, gates, wide)
+    columns_of(weights, matrix, 2 * index + 1, first, work.to_hidden, words_of(shape.hidden_stride), columns, ups, wide)
     for c in range(columns):
         gate(shape.activation, gates, ups, c * WIDTH, wide, 0)
-        place = (first + c) * _words(shape.inner_stride) + index * GROUP_WORDS
-        _round(weights, matrix + M_DOWN - M_GATE_UP, wide, 0, WIDTH, work.to_down, place)
+        place = (first + c) * words_of(shape.inner_stride) + index * GROUP_WORDS
+        round_row(weights, matrix + M_DOWN - M_GATE_UP, wide, 0, WIDTH, work.to_down, place)
 
 
 @inner
@@ -308,7 +308,7 @@ def _head(chunk, shape, constants, weights, batch, work, scratch):
             if batch.allowed.size > 0 and batch.allowed[row, index] == 0:
                 scratch[: count * WIDTH] = -np.inf
             else:
-                _columns(weights, matrix, index, row, work.to_hidden, _words(shape.hidden_stride), count, scratch, scratch[2 * COLUMNS * WIDTH :])
+                columns_of(weights, matrix, index, row, work.to_hidden, words_of(shape.hidden_stride), count, scratch, scratch[2 * COLUMNS * WIDTH :])
                 if constants.logit_cap > 0:
                     cap_all(scratch, 0, count * WIDTH // LANES, constants.logit_cap)
             for c in range(count):
