@@ -24,6 +24,8 @@ from agentkit.engine.received import Received
 __all__ = ["weigh"]
 
 _LOG2_E = 1.4426950408889634
+WIDEST = 64
+"""Rows of a tile: with them heads of 256 leave room in 99 KiB."""
 
 
 @triton.jit(do_not_specialize=["page_request"], do_not_specialize_on_alignment=["query_starts", "lengths", "slots", "pages"])
@@ -109,7 +111,10 @@ def weigh(
 
 
 def _launch(q: torch.Tensor, layer: KVLayer, shape: BatchShape) -> Launch:
-    """Tiles as for attention; in full precision there are no registers for queries that are read ahead."""
-    coded, shared = layer.key_scales is not None, shared_of(q.device)
-    launch = launch_for(shape, q.shape[1], layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, shared=shared)
-    return replace(launch, stages=1) if q.dtype == torch.float32 else launch
+    """Tiles as for attention, but it is queries that are read ahead: at most WIDEST rows, for shared memory; none in full precision, for registers."""
+    heads, coded = q.shape[1], layer.key_scales is not None
+    launch = launch_for(shape, heads, layer.kv_heads, layer.head_dim, q.dtype, processors_of(q.device), coded=coded, shared=shared_of(q.device))
+    if q.dtype == torch.float32:
+        return replace(launch, stages=1)
+    widest = max(WIDEST, next_power(heads // layer.kv_heads))
+    return launch if launch.block_m <= widest else replace(launch, block_m=widest, warps=4)

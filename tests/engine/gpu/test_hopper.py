@@ -12,7 +12,8 @@ import pytest
 
 SPILLED = {"rules": 256}
 """Bytes of a thread that may not fit into registers: a window's prefill lacks room for 64, and one in float32, without tensor cores, for more."""
-SHARED = 227 << 10  # bytes that a block may have
+SHARED = {"received": 99 << 10}
+"""Bytes of shared memory that a block may have: an H200 has 227 KiB; on smaller GPUs attention takes other tiles, sums of it the same."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -48,7 +49,7 @@ def test_kernels_compile_for_an_h200_and_fit(body: str) -> None:
     kernels = kernels_of(body)
     for name, usage in kernels.items():
         assert usage["spilled"] <= SPILLED.get(body, 16), f"{name} needs more registers than there are: {usage}"
-        assert usage["shared"] <= SHARED, f"{name}: {usage}"
+        assert usage["shared"] <= SHARED.get(body, 227 << 10), f"{name}: {usage}"
     products = [usage for name, usage in kernels.items() if name.startswith(("_attend", "_weigh", "_shrink"))]
     assert len(products) >= 4 or body == "decoding"
     assert sum(not usage["asynchronous"] for usage in products) == 4 * (body == "received")
