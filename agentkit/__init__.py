@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agentkit.context import RunContext
     from agentkit.engine import Engine
     from agentkit.errors import (
+        AdapterError,
+        AdapterNotFound,
         AgentKitError,
         BudgetTooSmall,
         ContextTooLong,
@@ -55,6 +57,8 @@ _HOMES = {
     "agentkit.engine": ("Engine",),
     "agentkit.errors": (
         "AgentKitError",
+        "AdapterError",
+        "AdapterNotFound",
         "BudgetTooSmall",
         "ContextTooLong",
         "EngineBusy",
@@ -88,6 +92,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdapterError",
+    "AdapterNotFound",
     "Agent",
     "AgentKitError",
     "BudgetTooSmall",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentkit.engine.adapters.adapter import Adapter
     from agentkit.engine.config import EngineConfig, SamplingParams
     from agentkit.engine.engine import Engine
     from agentkit.engine.kv_policy import H2O, Streaming, Window
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "H2O",
+    "Adapter",
     "Engine",
     "EngineConfig",
     "EngineStats",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Adapter": "agentkit.engine.adapters.adapter",
     "Engine": "agentkit.engine.engine",
     "EngineConfig": "agentkit.engine.config",
     "H2O": "agentkit.engine.kv_policy",

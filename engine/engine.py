@@ -137,8 +137,7 @@ class Engine:
         self._deliveries: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Deliveries] = weakref.WeakKeyDictionary()
         self._finalizer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
         settings.suggest_disk(cache_root(cache_dir) / "grammars")
-        for name, source in _by_name(adapters).items():
-            self.load_adapter(name, source)
+        self._adapters.load_all(adapters)
         self.load_s = self._intake.load_s = time.perf_counter() - start
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -428,12 +427,6 @@ class Engine:
         if params.n > 1 and not whole:
             raise ValueError(f"n={params.n} outputs cannot be streamed as one; use generate or agenerate without on_event, or one stream per output")
         self._scheduler.check_outputs(params.n)  # before anything is made for each
-
-
-def _by_name(adapters: Any) -> Mapping[str, str | os.PathLike[str]]:
-    if adapters is not None and not isinstance(adapters, Mapping):
-        raise InvalidOption(f"adapters must map names to folders or hub repositories, such as {{'support': 'adapters/support'}}, not be {adapters!r}")
-    return adapters or {}
 
 
 def _last(stream: EventStream, on_event: Callable[[Event], None] | None) -> Generation:

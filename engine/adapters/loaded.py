@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from agentkit.engine.models.config import ModelConfig
 from agentkit.engine.models.decoder import Decoder
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.models.progress import Progress
-from agentkit.errors import AdapterError, AdapterNotFound, did_you_mean
+from agentkit.errors import AdapterError, AdapterNotFound, InvalidOption, did_you_mean
 
 __all__ = ["Adapters"]
 
@@ -53,6 +54,13 @@ class Adapters:
             self._loads += 1
             adapter = self._loaded[name] = Adapter(name, self._loads, os.fspath(source), rank, form)
         return adapter
+
+    def load_all(self, sources: Any) -> None:
+        """What an engine is made with: a mapping of names to sources, or None. Raises InvalidOption for anything else, and what `load` raises."""
+        if sources is not None and not isinstance(sources, Mapping):
+            raise InvalidOption(f"adapters must map names to folders or hub repositories, such as {{'support': 'adapters/support'}}, not be {sources!r}")
+        for name, source in (sources or {}).items():
+            self.load(name, source)
 
     def unload(self, name: str) -> None:
         """No request can choose it any more; those that have go on. Raises AdapterNotFound."""
