@@ -24,6 +24,7 @@ from agentkit.engine.kv_groups import by_window
 from agentkit.engine.kv_policy import reach_of
 from agentkit.engine.memory import kv_bytes, kv_type
 from agentkit.engine.models.loader import LoadedModel, load_model, on_a_gpu
+from agentkit.engine.models.progress import Progress, one_stage
 from agentkit.engine.scheduler import Limits, Scheduler
 from agentkit.engine.warmup import compile_adapted_once, compile_for_kv_once, compile_kernels_once, warm_up_device
 from agentkit.engine.weights.choose import with_weights
@@ -33,7 +34,6 @@ from agentkit.errors import EngineError
 if TYPE_CHECKING:
     from agentkit.engine.config import EngineConfig
     from agentkit.engine.metrics import Metrics
-    from agentkit.engine.models.progress import Progress
 
 __all__ = ["adapters_for", "model_for", "scheduler_for"]
 
@@ -44,7 +44,7 @@ GPU_SHARE = 16
 def model_for(config: EngineConfig, model: str | Path | LoadedModel, progress: Progress | None) -> LoadedModel:
     """The model, loaded if it is not yet, in the weights that the settings name. Raises ModelNotFound, EngineError, ValueError."""
     loaded = model if isinstance(model, LoadedModel) else _load(model, config, progress)
-    if config.device != "auto" and loaded.model.device.type != config.device.partition(":")[0]:
+    if config.device != "auto" and not _is_on(loaded.model.device, torch.device(config.device)):
         raise ValueError(f"device={config.device!r}, but this model has been loaded on {loaded.model.device}; leave device out, or load it there")
     if loaded.model.device.type == "cpu":
         compile_kernels_once(progress)
@@ -70,7 +70,15 @@ def scheduler_for(loaded: LoadedModel, config: EngineConfig, metrics: Metrics, p
     advancer = Advancer(loaded.token_count, stops)
     columns = loaded.config.vocab_size, loaded.token_count
     decoding = decoding_for(runner, pool, advancer, columns, stops) if config.cuda_graphs and not standard else None
+    if decoding is not None:
+        with one_stage("compiling kernels that sample on the GPU (kept for the next start)", progress):
+            decoding.warm_up()
     return Scheduler(runner, pool, advancer, limits, metrics=metrics, decoding=decoding)
+
+
+def _is_on(device: torch.device, wanted: torch.device) -> bool:
+    """wanted: without a number any device of its kind."""
+    return device.type == wanted.type and wanted.index in (None, device.index)
 
 
 def adapters_for(loaded: LoadedModel, scheduler: Scheduler, progress: Progress | None) -> Adapters:

@@ -23,7 +23,7 @@ from agentkit.engine.device.seat import Burst, Seat, draw_of, is_plain, logprobs
 from agentkit.engine.device.step import Bucket, DeviceStep, Forward, Result
 from agentkit.engine.kernels.gpu.choose import step_kernels
 from agentkit.engine.kernels.gpu.plan import next_power
-from agentkit.engine.kernels.gpu.sampling_batch import kinds_of, needs_history
+from agentkit.engine.kernels.gpu.sampling_batch import NO_MASK, Sampled, SamplingBatch, kinds_of, needs_history
 from agentkit.engine.kernels.layout import PAGE
 from agentkit.engine.kv import KVPool, KVSequence
 from agentkit.engine.request import Request, State
@@ -71,6 +71,14 @@ class DeviceDecoding:
         self._last = Bucket(0, 0)
         self._seats: dict[Bucket, list[Seat | None]] = {}
         self._declined: WeakKeyDictionary[Request, int] = WeakKeyDictionary()  # how many tokens a request had when a step could not take it
+
+    def warm_up(self) -> None:
+        """Compiles what samples before the first request: for greedy ones, for those with a temperature, and with top-k and top-p as well."""
+        logits, out = torch.zeros(1, self._width, device=self._device), Sampled.empty(1, self._device)
+        bank, rows = torch.zeros((1, 1), dtype=torch.int32, device=self._device), torch.full((1,), NO_MASK, dtype=torch.int32, device=self._device)
+        with torch.cuda.device_of(logits), torch.inference_mode():
+            for kinds in ({"draws": False}, {"ranks": False, "masses": False}, {}):
+                self._kernels.sample(logits, bank, rows, SamplingBatch.empty(1, self._device, **kinds), out, vocab_size=self._vocab_size)
 
     # -- who takes part -----------------------------------------------------------------------------------------
 

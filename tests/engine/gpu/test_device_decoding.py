@@ -23,7 +23,7 @@ from agentkit.grammars.ahead import Ahead
 from tests.engine.gpu.bursts import GRAMMARS, SAMPLED, VOCABULARY, DeviceBench, both, outputs
 from tests.engine.kernels.models import decoder
 from tests.engine.loaded import loaded_model
-from tests.engine.tiny import STOP, ScriptedDecoder, TinyDecoder
+from tests.engine.tiny import STOP, WIDTH, ScriptedDecoder, TinyDecoder
 
 
 @pytest.mark.parametrize("grammar", [None, *(name for name in GRAMMARS if name != "forced")])
@@ -47,6 +47,22 @@ def test_tokens_of_the_kernels_are_those_of_the_host(grammar: str) -> None:
     asked = [{"grammar": grammar, "max_tokens": 46}, {"grammar": grammar, "max_tokens": 40, "seed": 11, "temperature": 0.9}, {"max_tokens": 46}]
     _, bench = both(asked, kernels="triton")
     assert bench.steps > 10
+
+
+def test_all_kinds_of_sampling_are_tried_before_the_first_request() -> None:
+    """Its kernels are compiled then, so that no request waits for a compiler; one more or fewer of them changes nothing."""
+    bench, kinds = DeviceBench(TinyDecoder(0, WIDTH)), list[tuple[bool, ...]]()
+    decoding = bench.scheduler._decoding
+    assert decoding is not None
+    sample = decoding._kernels.sample
+
+    def counted(logits: torch.Tensor, *others: Any, **options: Any) -> None:
+        kinds.append((others[2].draws, others[2].ranks, others[2].masses))
+        sample(logits, *others, **options)
+
+    decoding._kernels.sample = counted  # type: ignore[method-assign]
+    decoding.warm_up()
+    assert kinds == [(False, False, False), (True, False, False), (True, True, True)]
 
 
 def test_requests_with_and_without_grammars_share_steps() -> None:

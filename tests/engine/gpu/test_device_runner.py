@@ -208,6 +208,8 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         choose.kernel_set("triton", gpu, torch.int8, 256)
     with pytest.raises(EngineError, match="torch sees no CUDA GPU"):
         load_model(_folder(tmp_path), device="cuda")
+    on_second = [assembly._is_on(torch.device("cuda", 1), torch.device(wanted)) for wanted in ("cuda", "cuda:1", "cuda:0", "cpu")]
+    assert on_second == [True, True, False, False]
     with pytest.raises(ValueError, match="has been loaded on cpu"):
         Engine(loaded_model(tmp_path / "tiny"), device="cuda")
 
