@@ -5,6 +5,7 @@ Inputs: the command line and the environment. Knows nothing of what the tests te
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -16,8 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 # bring: on two busy cores tests/engine took 215 s with two threads and 20 s with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+def _has_gpu() -> bool:
+    """What the driver says, without torch, wherever it has the device (WSL has no /dev/nvidiactl)."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    except (OSError, AttributeError):
+        return False
+
+
 # Triton decides when it is imported whether its kernels are compiled or interpreted: without a GPU they can only be interpreted.
-if not Path("/dev/nvidiactl").exists():
+if not _has_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

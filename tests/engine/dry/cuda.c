@@ -289,6 +289,7 @@ int cublasLtMatmul(void *h, void *o, void *x, void *a, void *al, void *b, void *
 
 /* -- the driver, for Triton */
 int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { return cudaGetDeviceCount(count); }
 int cuDeviceGet(int *number, int ordinal) { *number = ordinal; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int number) { return cudaDeviceGetAttribute(value, attribute, number); }
 int cuCtxGetCurrent(void **current) { *current = context; return 0; }
