@@ -147,7 +147,8 @@ def steps(engine: Engine) -> None:
     for count in (1, 16):
         times: dict[str, list[float]] = {name: [] for name in masks}
         for _ in range(REPEATS):
-            for name, mask in masks.items():
+            for name in rng.permutation(list(masks)):
+                mask = masks[name]
                 start = time.process_time()
                 runner.execute([Span(sequence, (5,), allowed=None if mask is None else [mask]) for sequence in sequences[:count]])
                 times[name].append(time.process_time() - start)
