@@ -18,7 +18,7 @@ from agentkit.grammars.bank import Bank
 from agentkit.grammars.core import kernels, layout
 from agentkit.grammars.core.guard import guarded_row
 from agentkit.grammars.core.lower import lower
-from agentkit.grammars.core.masks import mask_row
+from agentkit.grammars.core.rows import mask_row
 from agentkit.grammars.core.witness import fits, shortest_text, tokens_needed
 from agentkit.grammars.expr import Program
 from agentkit.grammars.settings import settings
@@ -131,7 +131,7 @@ class Arena:
                 self._check_settlers(program)
                 specials = np.array([-1 if name is None else self.vocabulary.special_symbol(name) for name in names], np.int64)
                 count, rules = len(program.starts), len(program.rules)
-                work = [np.zeros(n, np.int64) for n in (count, rules, rules, count)]
+                work = [np.zeros(n, np.int64) for n in (count, rules, rules, count, count)]
                 parts = [part.astype(np.int64) for part in (code, program.starts, program.blob, program.rules)]
                 voc = self.vocabulary.array_of_every_byte if every_byte else self._voc
                 node = self._run(lower, voc, *parts, program.root, specials, *work)
@@ -192,8 +192,8 @@ class Arena:
         return out
 
     def is_in_undeclared_key(self, state: int) -> bool:
-        """May an undeclared key be being read? Each name then is a state of its own."""
-        return bool(self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_FLAGS] & layout.KEYED)
+        """May an undeclared key be being read, or an item that must differ from others? Each text then is a state of its own."""
+        return bool(self._mem[self._mem[layout.H_NODES] + state * layout.STRIDE + layout.N_FLAGS] & (layout.KEYED | layout.DISTINCT))
 
     def sequence(self, state: int) -> tuple[int, ...]:
         """What is read one after the other from here, each whatever follows it; () where nothing is left.

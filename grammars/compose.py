@@ -60,6 +60,8 @@ class _Reader:
             return b.ahead(self.nodes[code[at + 1]], self.nodes[code[at + 2]], self.text(at + 3))
         if op == expr.OP_CLOSED:
             return b.closed(self.nodes[code[at + 1]])
+        if op == expr.OP_DISTINCT:
+            return b.distinct(self.nodes[code[at + 1]], code[at + 2])
         if op == expr.OP_CALL:
             return b.call(self.rules[code[at + 1]])
         if op == expr.OP_SPECIAL:
@@ -95,8 +97,8 @@ class _Reader:
 def check_regular(program: Program, operation: str) -> None:
     """Raises UnsupportedSchema, naming the operation, unless the program is an expression without recursion or JSON objects."""
     ops = {int(program.code[start]) for start in program.starts}
-    if expr.OP_MEMBERS in ops:
-        raise UnsupportedSchema("#", operation, "it is for regular languages, and this grammar holds JSON objects; use allOf or not inside the schema")
+    if expr.OP_MEMBERS in ops or expr.OP_DISTINCT in ops:
+        raise UnsupportedSchema("#", operation, "it is for regular languages, and this grammar holds JSON objects or sets; use allOf or not inside the schema")
     if expr.OP_CALL in ops:
         raise UnsupportedSchema("#", operation, "it is for regular languages, and this grammar calls rules; of context-free ones it cannot be decided")
 

@@ -15,6 +15,7 @@ The algebra (semantics are sets of byte strings; one extra symbol per special to
     SPECIAL      one special token             ABSENT           the empty text where the vocabulary lacks a special token
     MEMBERS      the inside of a JSON object, from the first key to the closing brace
     AHEAD        the empty text, where what follows is right       CLOSED(x)  x, in which AHEAD does not see what follows x
+    DISTINCT(x, least)  x, the inside of a JSON array, without the texts in which two items are equal
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from agentkit.grammars.program import (
     OP_CALL,
     OP_CLASS,
     OP_CLOSED,
+    OP_DISTINCT,
     OP_EMPTY,
     OP_EPSILON,
     OP_LITERAL,
@@ -60,6 +62,7 @@ __all__ = [
     "OP_CALL",
     "OP_CLASS",
     "OP_CLOSED",
+    "OP_DISTINCT",
     "OP_EMPTY",
     "OP_EPSILON",
     "OP_LITERAL",
@@ -277,6 +280,14 @@ class Builder:
     def closed(self, x: Node) -> Node:
         """`x`, as if it were all of the text: to be put around what holds `ahead` before it becomes a part of something larger."""
         return x if x in (self.EMPTY, self.EPSILON) or self._nodes[x][0] == OP_CLOSED else self._add(OP_CLOSED, x)
+
+    def distinct(self, x: Node, least: int = 0) -> Node:
+        """`x`, the inside of a JSON array from behind `[` to the closing bracket, where no two items are equal JSON values.
+
+        least: items that `x` asks for, all of one language; 0 where those that are asked for can never equal each other. Callers guarantee
+        that whatever items have been written, as many as are still asked for can follow, and that a value has finitely many spellings.
+        """
+        return x if x in (self.EMPTY, self.EPSILON) else self._add(OP_DISTINCT, x, least)
 
     def rule(self) -> int:
         self._rules.append(None)

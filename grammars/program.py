@@ -17,10 +17,10 @@ import numpy as np
 from agentkit.errors import GrammarError
 
 OP_EMPTY, OP_EPSILON, OP_CLASS, OP_LITERAL, OP_SEQ, OP_ALT, OP_REPEAT, OP_AND, OP_NOT, OP_CALL = range(10)
-OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT, OP_AHEAD, OP_CLOSED = range(10, 16)
+OP_SPECIAL, OP_TRIE, OP_MEMBERS, OP_ABSENT, OP_AHEAD, OP_CLOSED, OP_DISTINCT = range(10, 17)
 
 MOST_CUTS = 64  # parts of a fragment that are kept
-FORMAT = 4  # raised whenever the meaning of a program's integers changes
+FORMAT = 5  # raised whenever the meaning of a program's integers changes
 
 Node = int
 """Index of an expression inside its Builder."""
@@ -178,7 +178,7 @@ def operands(n: Expression, rules: Sequence[Node]) -> Sequence[Node]:
     op = n[0]
     if op in (OP_SEQ, OP_ALT, OP_AND):
         return n[1:]
-    if op in (OP_REPEAT, OP_NOT, OP_CLOSED):
+    if op in (OP_REPEAT, OP_NOT, OP_CLOSED, OP_DISTINCT):
         return (n[1],)
     if op == OP_AHEAD:
         return n[1:3]
@@ -194,7 +194,7 @@ def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int] | Mappin
 
     EMPTY, EPSILON [op]              CLASS [op, o]             LITERAL [op, o, length]
     SEQ, ALT, AND  [op, n, n'...]    REPEAT [op, n', lo, hi]   NOT, CLOSED [op, n']   CALL [op, rule']   SPECIAL, ABSENT [op, index]
-    AHEAD   [op, settled', ends', o, length]
+    AHEAD   [op, settled', ends', o, length]                   DISTINCT [op, n', least]
     TRIE    [op, n, (o, length)...]                            texts sorted by their bytes
     MEMBERS [op, fields, extras, order, min, max, colon', comma', close', tail',
              (o, length, value', required) per field in declared order, (key', value', asked) per extra,
@@ -215,6 +215,8 @@ def encoded(n: Expression, numbers: Sequence[int], rules: Sequence[int] | Mappin
         return [op, numbers[n[1]], numbers[n[2]], blob.place(n[3]), len(n[3])]
     if op == OP_CALL:
         return [op, rules[n[1]]]
+    if op == OP_DISTINCT:
+        return [op, numbers[n[1]], n[2]]
     if op in (OP_SPECIAL, OP_ABSENT):
         return [op, n[1]]
     if op == OP_TRIE:

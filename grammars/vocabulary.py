@@ -26,6 +26,7 @@ from agentkit.grammars.template import common_arena
 __all__ = ["Vocabulary"]
 
 _LONG = re.compile(rb'".*:.+,.*"', re.DOTALL)  # a key's end, a whole member, and the beginning of another key
+_QUOTED = re.compile(rb'".*,', re.DOTALL)  # a string's end and what comes after the value
 MAX_WIDTH = 1 << 24
 """Columns of a mask at most: sixty times the largest vocabularies there are, and still no memory to speak of."""
 MAX_TOKEN = 1 << 15
@@ -125,6 +126,7 @@ class Vocabulary:
         root[byte[top]] = top
         by_byte = np.argsort(byte, kind="stable").astype(np.int32)
         long = np.array([i for t, i in text if _LONG.search(t)], np.int32)
+        commas = sorted((_QUOTED.search(t) is None, i) for t, i in text if b"," in t)
         present = np.unique(data)
         alphabet = np.zeros(256, np.uint8)
         alphabet[present] = 1
@@ -138,6 +140,7 @@ class Vocabulary:
             layout.V_START: token_starts, layout.V_BYTES: np.frombuffer(b"".join(by_id), np.uint8).astype(np.int32),
             layout.V_STOPS: np.array(self.stop_token_ids, np.int32), layout.V_ROOT: root, layout.V_ALPHABET: bits, layout.V_SPECIALS: specials,
             layout.V_AT: np.searchsorted(byte, np.arange(257), sorter=by_byte).astype(np.int32), layout.V_BY_BYTE: by_byte, layout.V_LONG: long,
+            layout.V_COMMA: np.array([i for _, i in commas], np.int32),
         }  # fmt: skip
         header = np.zeros(layout.V_HEADER, np.int32)
         at = layout.V_HEADER
@@ -148,6 +151,7 @@ class Vocabulary:
         header[layout.V_TOKENS], header[layout.V_WORDS] = self.width, self.words
         header[layout.V_STOP_COUNT], header[layout.V_COMPLETE] = len(self.stop_token_ids), int(len(single) == len(present))
         header[layout.V_LONG_COUNT] = len(long)
+        header[layout.V_COMMA_COUNT], header[layout.V_QUOTED_COUNT] = len(commas), sum(not late for late, _ in commas)
         return np.concatenate([header, *sections.values()]).astype(np.int32)
 
     @cached_property

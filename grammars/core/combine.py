@@ -20,6 +20,7 @@ from agentkit.grammars.core.layout import (
     ALL,
     CALLS,
     CHECK,
+    DISTINCT,
     EMPTY,
     ENDLESS,
     EPSILON,
@@ -35,6 +36,7 @@ from agentkit.grammars.core.layout import (
     N_OP,
     NULLABLE,
     PLAIN,
+    TIED,
     WIDE,
 )
 from agentkit.grammars.core.nodes import cons, cons_list, flags_of, get, mix, mk_repeat, mk_seq, nullable, pool, push, scratch, scratch_set, top_of
@@ -166,7 +168,7 @@ def _alt_node(mem, start, count, flags):
     plain = PLAIN
     for i in range(count):
         f = flags_of(mem, scratch(mem, start + i))
-        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED | CALLS | LOOKS)
+        flags |= f & (NULLABLE | CHECK | WIDE | ENDLESS | KEYED | CALLS | LOOKS | DISTINCT | TIED)
         plain &= f
     node = cons_list(mem, A_ALT, start, count, flags | plain)
     mem[H_SCRATCH_TOP] = start

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
 from agentkit.grammars.core.decorators import inner
+from agentkit.grammars.core.distinct import read_on
 from agentkit.grammars.core.layout import (
     A_AHEAD,
     A_ALT,
@@ -16,6 +17,7 @@ from agentkit.grammars.core.layout import (
     A_CALL,
     A_CLASS,
     A_CLOSED,
+    A_DISTINCT,
     A_EXTRAKEY,
     A_KEY,
     A_LITERAL,
@@ -305,6 +307,8 @@ def _derive(mem, node, symbol):
         return _trie_node(mem, child) if child else EMPTY
     if op == A_OBJECT:
         return _object_step(mem, node, symbol)
+    if op == A_DISTINCT:
+        return read_on(mem, node, derive(mem, first, symbol), symbol)
     if op == A_KEY:
         return _key_step(mem, node, symbol)
     if op == A_EXTRAKEY:

@@ -9,6 +9,7 @@ from agentkit.grammars.core.layout import (
     A_CALL,
     A_CLASS,
     A_CLOSED,
+    A_DISTINCT,
     A_KEY,
     A_LITERAL,
     A_OBJECT,
@@ -90,7 +91,7 @@ def _add_first(mem, node, at, epoch):
     elif op == A_ALT:
         for i in range(get(mem, node, N_B)):
             _first_bytes(mem, pool(mem, get(mem, node, N_A) + i), at, epoch)
-    elif op == A_REPEAT or op == A_CLOSED:
+    elif op == A_REPEAT or op == A_CLOSED or op == A_DISTINCT:
         _first_bytes(mem, get(mem, node, N_A), at, epoch)
     elif op == A_CALL:
         _first_bytes(mem, pool(mem, get(mem, node, N_A)), at, epoch)

@@ -12,6 +12,11 @@ from agentkit.grammars.core.decorators import BYTES, INT, INTS, OUT_BYTES, ROWS,
 from agentkit.grammars.core.derive import memo_store
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
+    A_ALT,
+    A_AND,
+    A_BYTES,
+    A_KEYSET,
+    A_LIST,
     EMPTY,
     H_BANK_USED,
     H_HASH,
@@ -35,8 +40,8 @@ from agentkit.grammars.core.layout import (
     V_SPECIALS,
     V_START,
 )
-from agentkit.grammars.core.masks import bank_slot
 from agentkit.grammars.core.nodes import fixed_hash, get, list_hash, nullable, pool, pool_set, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.rows import bank_slot
 from agentkit.grammars.core.runs import ITEM, R_COUNTS, R_DATA, R_KEY, R_NEXT
 from agentkit.grammars.core.step import step
 
@@ -131,8 +136,8 @@ def rehash(old, new, memo):
 
 @inner
 def is_list(op):
-    """Nodes whose content stands in the pool: ALT, AND, KEYSET, BYTES."""
-    return op == 5 or op == 7 or op == 15 or op == 17
+    """Nodes whose content stands in the pool."""
+    return op == A_ALT or op == A_AND or op == A_KEYSET or op == A_BYTES or op == A_LIST
 
 
 @kernel(INTS)

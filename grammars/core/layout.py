@@ -26,6 +26,13 @@ Knows nothing of tokens, tokenizers or schemas.
     BYTES     pool: bytes  length                            (interned content of literals and classes)
     AHEAD     settled      ends       begun                  (looks at what follows; begun: has read some of it)
     CLOSED    child                                          (ends what AHEADs in it see)
+    DISTINCT  inside       item       used        demand     (inside of an array, no two items equal; used: LINK of those before)
+    DEMAND    inside       least                             (how it began; items that may run out and are asked for)
+    ITEM      tied         frame      mode        text       length   escape    (the item being read, see distinct.py)
+    FRAME     outer        kind       members     name       count              (an array or object of that item, not closed yet)
+    LINK      before       value      count                  (values one after the other)
+    VALUE     kind         content    exponent    negative   (a JSON value: equal ones are one node)
+    LIST      pool: nodes  count                             (of a VALUE: items, or names and values by name)
 """
 
 # header slots
@@ -45,12 +52,13 @@ OK, FULL_NODES, FULL_MEMO, FULL_ROWS, FULL_SCRATCH, FULL_POOL, FULL_BANK, TOO_DE
 STRIDE = 16
 N_OP, N_A, N_B, N_C, N_D, N_E, N_F, N_FLAGS, N_NEED, N_ROW, N_MASK, N_TOKENS, N_PRUNED, N_HEAD, N_MARK, N_PLACE = range(16)
 
-NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED, CALLS, LOOSE, LOOKS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
+NULLABLE, CHECK, WIDE, ALIVE, DEAD, ENDLESS, PLAIN, KEYED, CALLS, LOOSE, LOOKS, DISTINCT, TIED = (1 << i for i in range(13))
 """Flags: matches the empty text | an intersection or complement is being read: check that it can still end well |
 many bytes may follow (worth a dense transition row) | known to be able to end | known not to |
 certain to have infinitely many texts | no rules, objects, keys or special tokens anywhere in it: a walk of it serves
 whatever follows | an undeclared key may be being read | a rule is called somewhere in it, objects not counted |
-a choice whose members may have heads in common | an AHEAD may stand somewhere in it, CLOSED parts not counted."""
+a choice whose members may have heads in common | an AHEAD may stand somewhere in it, CLOSED parts not counted |
+items that must differ may be being read | and the one being read may still come to equal an earlier one."""
 
 EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
 """Nodes that are always there. ALL: every byte string; ANONYMOUS: the PATH of a key whose characters are not kept."""
@@ -76,7 +84,14 @@ EMPTY, EPSILON, ALL, ANONYMOUS = 0, 1, 2, 3
     A_BYTES,
     A_AHEAD,
     A_CLOSED,
-) = range(20)
+    A_DISTINCT,
+    A_ITEM,
+    A_FRAME,
+    A_LINK,
+    A_VALUE,
+    A_LIST,
+    A_DEMAND,
+) = range(27)
 
 FIRST, AFTER, NEXT = 0, 1, 2  # phases of an OBJECT: before its first key | after a value | after a comma
 
@@ -137,5 +152,8 @@ MAX_STATES = 20_000  # states visited to decide whether an intersection is empty
     V_BY_BYTE,  # [nodes] trie nodes ordered by byte
     V_LONG_COUNT,  # tokens that may close a key, hold a whole value and open another key
     V_LONG,  # their ids
-) = range(23)
-V_HEADER = 24
+    V_COMMA,  # ids of the tokens with a comma in them, those with a quote before a comma first
+    V_COMMA_COUNT,
+    V_QUOTED_COUNT,  # how many of them have a quote before a comma
+) = range(26)
+V_HEADER = 26

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from agentkit.grammars.core.combine import mk_alt, mk_and, mk_not
 from agentkit.grammars.core.decorators import INT, INTS, LONGS, inner, kernel
+from agentkit.grammars.core.distinct import mk_distinct, mk_item
 from agentkit.grammars.core.layout import (
     A_BYTES,
     A_CALL,
+    A_DEMAND,
     A_KEYSET,
     A_SPECIAL,
     A_TRIE,
@@ -81,6 +83,7 @@ from agentkit.grammars.expr import (
     OP_CALL,
     OP_CLASS,
     OP_CLOSED,
+    OP_DISTINCT,
     OP_EPSILON,
     OP_LITERAL,
     OP_MEMBERS,
@@ -300,6 +303,9 @@ def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null,
         return mk_ahead(mem, lowered[code[at + 1]], lowered[code[at + 2]], 0)
     if op == OP_CLOSED:
         return mk_closed(mem, lowered[code[at + 1]])
+    if op == OP_DISTINCT:
+        inside = lowered[code[at + 1]]
+        return mk_distinct(mem, inside, mk_item(mem, 0, 0, 0, 0, 0, 0), 0, cons(mem, A_DEMAND, inside, code[at + 2], 0, 0))
     if op == OP_CALL:
         rule = code[at + 1]
         if rule_empty[rule]:
@@ -313,8 +319,8 @@ def _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null,
 
 
 @inner
-def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null):
-    """One pass: nodes, then the rules' bodies and shortest texts. Returns how many more rules turned out to be empty."""
+def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null, hollow):
+    """One pass: nodes, then the rules' bodies and shortest texts. Returns how many more rules and arrays turned out to be empty."""
     first_new, looks = reg(mem, H_NODE_COUNT), 0
     for n in range(starts.shape[0]):
         looks |= LOOKS if code[starts[n]] == OP_AHEAD else 0  # then in any rule, for all that is known here
@@ -329,7 +335,7 @@ def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, 
             symbol = specials[code[at + 1]]
             lowered[n] = cons(mem, A_SPECIAL, symbol, 0, 0, 0) if symbol >= 0 else EMPTY
         else:
-            lowered[n] = _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules, looks)
+            lowered[n] = _lower_node(mem, voc, blob, code, at, lowered, records, rule_empty, is_null, rules, looks) if hollow[n] == 0 else EMPTY
         if reg(mem, H_STATUS):
             return 0
     for r in range(rules.shape[0]):
@@ -352,21 +358,27 @@ def _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, 
         if rule_empty[r] == 0 and pool(mem, records[r] + 2) >= INFINITE:
             rule_empty[r] = 1
             emptied += 1
+    for n in range(starts.shape[0]):
+        if code[starts[n]] == OP_DISTINCT and hollow[n] == 0 and emptied == 0 and need(mem, lowered[n]) >= INFINITE:
+            hollow[n] = 1  # the vocabulary spells too few items
+            emptied += 1
     return emptied
 
 
-@kernel(INTS, INTS, LONGS, LONGS, LONGS, LONGS, INT, LONGS, LONGS, LONGS, LONGS, LONGS)
-def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records, rule_empty, is_null):
+@kernel(INTS, INTS, LONGS, LONGS, LONGS, LONGS, INT, LONGS, LONGS, LONGS, LONGS, LONGS, LONGS)
+def lower(mem, voc, code, starts, blob, rules, root, specials, lowered, records, rule_empty, is_null, hollow):
     """Node of the program's root.
 
     All arrays but mem and voc are int64. specials: symbol of each of the program's special tokens.
-    Work arrays: lowered, is_null [nodes]; records, rule_empty [rules].
+    Work arrays: lowered, is_null, hollow [nodes]; records, rule_empty [rules].
     """
     find_nullable(code, starts, rules, is_null)
     for r in range(rules.shape[0]):
         rule_empty[r] = 0
+    for n in range(starts.shape[0]):
+        hollow[n] = 0
     while reg(mem, H_STATUS) == 0:
-        if _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null) == 0:
+        if _lower_all(mem, voc, code, starts, blob, rules, specials, lowered, records, rule_empty, is_null, hollow) == 0:
             break
     whole = code[starts[root] + 1] if code[starts[root]] == OP_CLOSED else root  # nothing follows
     return lowered[whole] if reg(mem, H_STATUS) == 0 else EMPTY

@@ -23,6 +23,7 @@ from agentkit.grammars.core.layout import (
     ALL,
     CALLS,
     CHECK,
+    DISTINCT,
     EMPTY,
     ENDLESS,
     EPSILON,
@@ -52,6 +53,7 @@ from agentkit.grammars.core.layout import (
     NULLABLE,
     PLAIN,
     STRIDE,
+    TIED,
     WIDE,
 )
 
@@ -277,9 +279,9 @@ def _mk_seq2(mem, first, rest):
             if rest == EPSILON:
                 return first
     f, r = flags_of(mem, first), flags_of(mem, rest)
-    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED)) | ((f | r) & (ENDLESS | CALLS | LOOKS))
+    flags = (f & r & (NULLABLE | PLAIN)) | (f & (CHECK | WIDE | KEYED | DISTINCT | TIED)) | ((f | r) & (ENDLESS | CALLS | LOOKS))
     if f & NULLABLE or get(mem, first, N_OP) == A_AHEAD:
-        flags |= r & (CHECK | WIDE | KEYED)
+        flags |= r & (CHECK | WIDE | KEYED | DISTINCT | TIED)
     return cons(mem, A_SEQ, first, rest, 0, flags)
 
 

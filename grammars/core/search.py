@@ -1,13 +1,16 @@
 """Length of the shortest completion of a node, in bytes.
 
-Exact but for AHEADs that have not begun: each counts as one byte, that of a character which settles it, though what follows may
-settle it as well. So it is an upper bound, and from every state some byte makes it smaller.
+Exact but for items that must differ, each of which is taken as short as it can be, whatever that means for the next, and for AHEADs that
+have not begun: each counts as one byte, that of a character which settles it, though what follows may settle it as well. So it is an upper
+bound, and from every state some byte makes it smaller.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from agentkit.grammars.core.decorators import inner
-from agentkit.grammars.core.derive import derive
+from agentkit.grammars.core.distinct import BEFORE, has_enough, is_tied, items_read, mk_distinct, mk_item
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
     A_AHEAD,
@@ -16,6 +19,7 @@ from agentkit.grammars.core.layout import (
     A_CALL,
     A_CLASS,
     A_CLOSED,
+    A_DISTINCT,
     A_EXTRAKEY,
     A_KEY,
     A_LITERAL,
@@ -33,7 +37,6 @@ from agentkit.grammars.core.layout import (
     H_SCRATCH_TOP,
     H_STATUS,
     INFINITE,
-    MAX_STATES,
     N_A,
     N_B,
     N_C,
@@ -43,7 +46,7 @@ from agentkit.grammars.core.layout import (
     N_MARK,
     N_NEED,
     N_OP,
-    N_PLACE,
+    N_PRUNED,
     NEXT,
     O_CLOSE,
     O_COLON,
@@ -59,9 +62,9 @@ from agentkit.grammars.core.layout import (
     T_HI,
     T_LO,
     T_NEED,
-    TOO_MANY_STATES,
 )
-from agentkit.grammars.core.nodes import fresh_epoch, get, has_begun, nullable, pool, push, put, reg, scratch, scratch_set, top_of
+from agentkit.grammars.core.lengths import length_of_many, shortest_word
+from agentkit.grammars.core.nodes import fresh_epoch, get, has_begun, pool, pool_set, pool_take, push, put, reg, scratch, scratch_set, top_of
 from agentkit.grammars.core.objects import (
     can_close_extrakey,
     close_extrakey,
@@ -75,38 +78,7 @@ from agentkit.grammars.core.objects import (
 )
 from agentkit.grammars.core.step import step
 
-MANY_LETTERS = 256  # names longer than this are not counted
-
-
-@inner
-def _search_need(mem, node):
-    """Length of the shortest text of an intersection or complement: breadth-first over derivatives."""
-    if nullable(mem, node):
-        return 0
-    epoch, base = fresh_epoch(mem), top_of(mem)
-    push(mem, node)
-    put(mem, node, N_MARK, epoch)
-    level_end, distance, at = base + 1, 1, base
-    found = -1
-    while at < top_of(mem) and found < 0 and reg(mem, H_STATUS) == 0:
-        if at == level_end:
-            distance += 1
-            level_end = top_of(mem)
-        current = scratch(mem, at)
-        at += 1
-        for byte in range(256):
-            following = derive(mem, current, byte)
-            if following == EMPTY or get(mem, following, N_MARK) == epoch:
-                continue
-            if nullable(mem, following):
-                found = distance
-                break
-            put(mem, following, N_MARK, epoch)
-            push(mem, following)
-        if top_of(mem) - base > MAX_STATES:
-            mem[H_STATUS] = TOO_MANY_STATES
-    mem[H_SCRATCH_TOP] = base
-    return found if found >= 0 else INFINITE
+MOST_TIED = 1024  # states that are looked at for a shortest item that differs from those before
 
 
 @inner
@@ -117,48 +89,6 @@ def _field_need(mem, obj, i):
     if value == EMPTY:
         return INFINITE
     return pool(mem, field + 2) + 2 + need(mem, pool(mem, obj + O_COLON)) + need(mem, value) + need(mem, pool(mem, obj + O_TAIL))
-
-
-@inner
-def _name_length(mem, language, rank):
-    """(Length below which `language` has `rank` words or more, 1), or if it has fewer (length of its longest word, 0; -1: none).
-
-    Words are counted by length, with one counter per state that words of that length lead to.
-    """
-    base = top_of(mem)
-    push(mem, language)
-    push(mem, 1)
-    length, words, longest = 0, 0, -1
-    while top_of(mem) > base and reg(mem, H_STATUS) == 0:
-        end = top_of(mem)
-        for at in range(base, end, 2):
-            if nullable(mem, scratch(mem, at)):
-                words, longest = words + scratch(mem, at + 1), length
-        if words >= rank or length >= MANY_LETTERS:
-            mem[H_SCRATCH_TOP] = base
-            return longest, 1 if words >= rank else 0
-        epoch = fresh_epoch(mem)
-        for at in range(base, end, 2):
-            for byte in range(256):
-                following = step(mem, scratch(mem, at), byte)
-                if following == EMPTY or reg(mem, H_STATUS):
-                    continue
-                if get(mem, following, N_MARK) != epoch:
-                    put(mem, following, N_MARK, epoch)
-                    put(mem, following, N_PLACE, top_of(mem) - end)
-                    push(mem, following)
-                    push(mem, 0)
-                    if reg(mem, H_STATUS):
-                        continue
-                slot = end + get(mem, following, N_PLACE) + 1
-                scratch_set(mem, slot, min(scratch(mem, slot) + scratch(mem, at + 1), rank))
-        left = top_of(mem) - end
-        for k in range(left):
-            scratch_set(mem, base + k, scratch(mem, end + k))
-        mem[H_SCRATCH_TOP] = base + left
-        length += 1
-    mem[H_SCRATCH_TOP] = base
-    return longest, 0
 
 
 @inner
@@ -177,7 +107,7 @@ def _free_extra_need(mem, obj, keys, count, asked):
         at = pool(mem, obj + O_EXTRA) + EXTRA_SIZE * j
         if asked > pool(mem, at + 2):
             continue
-        length, is_enough = _name_length(mem, pool(mem, at), taken + count)
+        length, is_enough = length_of_many(mem, pool(mem, at), taken + count)
         if length >= 0:
             total = around + length + need(mem, pool(mem, at + 1))
             if is_enough:
@@ -264,6 +194,135 @@ def _extrakey_need(mem, node):
 
 
 @inner
+def _inside_need(mem, node):
+    """Bytes that the inside of a DISTINCT node takes, equal items or not; of another node, what it needs."""
+    return need(mem, get(mem, node, N_A) if get(mem, node, N_OP) == A_DISTINCT else node)
+
+
+@inner
+def _nearer(mem, node):
+    """The state of a DISTINCT node after a byte that brings the end of its inside nearer."""
+    words, result = top_of(mem), EMPTY
+    for _ in range(8):
+        push(mem, 0)
+    first_bytes(mem, get(mem, node, N_A), words)
+    for byte in range(256):
+        if result == EMPTY and (scratch(mem, words + (byte >> 5)) >> (byte & 31)) & 1:
+            if need(mem, step(mem, get(mem, node, N_A), byte)) < _inside_need(mem, node):
+                result = step(mem, node, byte)
+    mem[H_SCRATCH_TOP] = words
+    return result
+
+
+@inner
+def _push_untied(mem, node):
+    """Push the states on a shortest way from a DISTINCT node that is tied to one that is not, without the last. Returns that, and the
+    bytes to the end of the array on this way, whatever the items to come.
+
+    A best-first search over the tied states (Hart, Nilsson and Raphael 1968): what their insides need is a lower bound.
+    """
+    states = np.empty((MOST_TIED, 4), np.int64)  # node, bytes so far, where it was come to from, bytes in all at least; INFINITE once gone on from
+    states[0, 0], states[0, 1], states[0, 2], states[0, 3] = node, 0, -1, _inside_need(mem, node)
+    count, best, last, come_from, epoch = 1, INFINITE, EMPTY, -1, fresh_epoch(mem)
+    while reg(mem, H_STATUS) == 0:
+        at = 0
+        for i in range(count):
+            at = i if states[i, 3] < states[at, 3] else at
+        if states[at, 3] >= best:
+            break
+        states[at, 3] = INFINITE
+        words = top_of(mem)
+        for _ in range(8):
+            push(mem, 0)
+        first_bytes(mem, get(mem, states[at, 0], N_A), words)
+        for byte in range(256):
+            total = INFINITE
+            if (scratch(mem, words + (byte >> 5)) >> (byte & 31)) & 1:
+                total = states[at, 1] + 1 + need(mem, step(mem, get(mem, states[at, 0], N_A), byte))
+            following = step(mem, states[at, 0], byte) if total < best else EMPTY
+            if following == EMPTY or get(mem, following, N_MARK) == epoch:
+                continue
+            put(mem, following, N_MARK, epoch)
+            if get(mem, following, N_OP) == A_DISTINCT and is_tied(mem, following):
+                if count < MOST_TIED:
+                    states[count, 0], states[count, 1], states[count, 2], states[count, 3] = following, states[at, 1] + 1, at, total
+                    count += 1
+            elif total < best:
+                best, last, come_from = total, following, at
+        mem[H_SCRATCH_TOP] = words
+    first, at = top_of(mem), come_from
+    while at >= 0:
+        push(mem, states[at, 0])
+        at = states[at, 2]
+    for i in range(top_of(mem) - 1, first - 1, -1):
+        scratch_set(mem, i, states[come_from, 0])
+        come_from = states[come_from, 2]
+    return last, best
+
+
+@inner
+def _note_extra(mem, demand):
+    """For each number of items, the bytes that those still asked for take beyond the shortest item each, as integers in the pool.
+
+    There are at least i items that are no longer than the i-th one of those which are taken the shortest first. So the i-th of
+    any others need not be longer either.
+    """
+    least = get(mem, demand, N_B)
+    extra, base = np.zeros(least + 2, np.int64), top_of(mem)
+    current = mk_distinct(mem, get(mem, demand, N_A), mk_item(mem, 0, 0, BEFORE, 0, 0, 0), 0, demand)
+    while get(mem, current, N_OP) == A_DISTINCT and reg(mem, H_STATUS) == 0:
+        if is_tied(mem, current):
+            i, without = items_read(mem, current), _inside_need(mem, current)
+            current, total = _push_untied(mem, current)
+            mem[H_SCRATCH_TOP] = base
+            extra[i] = min(total - without, INFINITE)
+        elif has_enough(mem, current):
+            break
+        else:
+            current = _nearer(mem, current)
+    if current == EMPTY:
+        extra[least] = INFINITE
+    table = pool_take(mem, least + 1)
+    for i in range(least, -1, -1):
+        extra[i] = min(extra[i] + extra[i + 1], INFINITE)
+        if table >= 0:
+            pool_set(mem, table + i, extra[i + 1])
+    if reg(mem, H_STATUS) == 0:
+        put(mem, demand, N_PRUNED, table + 1)
+
+
+@inner
+def _extra_need(mem, node):
+    """As above, for a DISTINCT node whose item is not tied."""
+    demand = get(mem, node, N_D)
+    if get(mem, demand, N_PRUNED) == 0:
+        _note_extra(mem, demand)
+    return pool(mem, get(mem, demand, N_PRUNED) - 1 + items_read(mem, node)) if reg(mem, H_STATUS) == 0 else 0
+
+
+@inner
+def _distinct_need(mem, node):
+    """Bytes of a completion in which the item being read is one of the shortest, and the next are no longer than they have to be. Noted
+    down for all states on its way, so that each has one after which less is needed."""
+    inside = need(mem, get(mem, node, N_A))
+    if inside >= INFINITE:
+        return INFINITE
+    if not is_tied(mem, node):
+        return inside if has_enough(mem, node) else min(inside + _extra_need(mem, node), INFINITE)
+    base = top_of(mem)
+    last, _ = _push_untied(mem, node)
+    result = need(mem, last)
+    while top_of(mem) > base:
+        mem[H_SCRATCH_TOP] -= 1
+        result = min(result + 1, INFINITE)
+        if get(mem, scratch(mem, top_of(mem)), N_NEED):
+            result = get(mem, scratch(mem, top_of(mem)), N_NEED) - 1
+        elif reg(mem, H_STATUS) == 0:
+            put(mem, scratch(mem, top_of(mem)), N_NEED, result + 1)
+    return result
+
+
+@inner
 def need(mem, node):
     """Bytes of the shortest text of `node` (a special token counts as one); INFINITE if there is none."""
     known = _known(mem, node)
@@ -309,9 +368,11 @@ def _need(mem, node, op):
         lo = get(mem, node, N_B)
         return min(lo * need(mem, get(mem, node, N_A)), INFINITE) if lo else 0
     if op == A_AND or op == A_NOT:
-        return _search_need(mem, node)
+        return shortest_word(mem, node)
     if op == A_CLOSED:
         return need(mem, get(mem, node, N_A))
+    if op == A_DISTINCT:
+        return _distinct_need(mem, node)
     if op == A_TRIE:
         return pool(mem, get(mem, node, N_A) + T_NEED)
     if op == A_OBJECT:

@@ -1,7 +1,7 @@
 """The state after a symbol: the derivative without the branches that can no longer end well.
 
-Such are intersections that have become empty, undeclared keys for which no free name is left, and AHEADs that have begun and
-that nothing which may follow can settle. Knows nothing of tokens.
+Such are intersections that have become empty, undeclared keys for which no free name is left, items that can only become equal to an
+earlier one, and AHEADs that have begun and that nothing which may follow can settle. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from agentkit.grammars.core.combine import mk_alt
 from agentkit.grammars.core.decorators import inner
 from agentkit.grammars.core.derive import derive
+from agentkit.grammars.core.distinct import is_tied, mk_distinct
+from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import (
     A_AHEAD,
     A_ALT,
     A_AND,
     A_CLASS,
     A_CLOSED,
+    A_DISTINCT,
     A_EXTRAKEY,
     A_LITERAL,
     A_NOT,
@@ -24,6 +27,7 @@ from agentkit.grammars.core.layout import (
     DEAD,
     EMPTY,
     ENDLESS,
+    EPSILON,
     FULL_ROWS,
     H_ROW_CAP,
     H_ROW_COUNT,
@@ -169,6 +173,63 @@ def name_left(mem, obj, keys, trie, rest, path):
 
 
 @inner
+def _inside_pruned(mem, node):
+    """A DISTINCT node with its inside pruned."""
+    inside = get(mem, node, N_A)
+    kept = prune(mem, inside)
+    return node if kept == inside else mk_distinct(mem, kept, get(mem, node, N_B), get(mem, node, N_C), get(mem, node, N_D))
+
+
+@inner
+def _begin_search(mem, node):
+    """Push what the search below needs to know of a DISTINCT node: 10 numbers, the bytes that may follow among them."""
+    push(mem, node)
+    push(mem, 255)
+    words = top_of(mem)
+    for _ in range(8):
+        push(mem, 0)
+    first_bytes(mem, get(mem, node, N_A), words)
+
+
+@inner
+def _can_differ(mem, node):
+    """Can the item being read at a DISTINCT node that is tied still become another than the earlier ones? Depth-first, only as far as it
+    is tied, remembered in the flags. Once it is not, everything else can follow: the Builder's callers have seen to that."""
+    if flags_of(mem, node) & (ALIVE | DEAD):
+        return flags_of(mem, node) & ALIVE != 0
+    base, visited, found = top_of(mem), 0, False
+    _begin_search(mem, node)
+    while top_of(mem) > base and not found and reg(mem, H_STATUS) == 0:
+        at = top_of(mem) - 10
+        current, byte = scratch(mem, at), scratch(mem, at + 1)
+        while byte >= 0 and (scratch(mem, at + 2 + (byte >> 5)) >> (byte & 31)) & 1 == 0:
+            byte -= 1
+        scratch_set(mem, at + 1, byte - 1)
+        if byte < 0:
+            put(mem, current, N_FLAGS, flags_of(mem, current) | DEAD)
+            mem[H_SCRATCH_TOP] = at
+            continue
+        following = derive(mem, current, byte)
+        if get(mem, following, N_OP) == A_DISTINCT:
+            following = _inside_pruned(mem, following)
+        if following == EMPTY:
+            continue
+        f = flags_of(mem, following)
+        if get(mem, following, N_OP) != A_DISTINCT or f & ALIVE or not is_tied(mem, following):
+            found = True
+        elif f & DEAD == 0:
+            visited += 1
+            if visited > MAX_STATES:
+                mem[H_STATUS] = TOO_MANY_STATES
+            _begin_search(mem, following)
+    if found and reg(mem, H_STATUS) == 0:
+        for at in range(base, top_of(mem), 10):
+            put(mem, scratch(mem, at), N_FLAGS, flags_of(mem, scratch(mem, at)) | ALIVE)
+    mem[H_SCRATCH_TOP] = base
+    return found or reg(mem, H_STATUS) != 0
+
+
+@inner
 def prune(mem, node):
     """`node` without the branches whose intersection is empty."""
     known = _pruned(mem, node)
@@ -204,6 +265,9 @@ def _prune(mem, node):
         return node if nullable(mem, node) else EMPTY
     if op == A_CLOSED:
         return mk_closed(mem, prune(mem, get(mem, node, N_A)))
+    if op == A_DISTINCT:
+        kept = _inside_pruned(mem, node)
+        return EMPTY if kept > EPSILON and is_tied(mem, kept) and not _can_differ(mem, kept) else kept
     if op == A_EXTRAKEY:
         rest = prune(mem, get(mem, node, N_D))
         if rest == EMPTY:

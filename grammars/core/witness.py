@@ -13,6 +13,7 @@ from agentkit.grammars.core.decorators import INT, INTS, inner, kernel
 from agentkit.grammars.core.first import first_bytes
 from agentkit.grammars.core.layout import EMPTY, H_SCRATCH_TOP, H_STATUS, INFINITE, LOOKS, N_TOKENS, V_COMPLETE, V_FIRST, V_SPECIAL_COUNT, V_SPECIALS
 from agentkit.grammars.core.nodes import flags_of, get, nullable, push, put, reg, scratch, top_of, voc_at
+from agentkit.grammars.core.repeats import relaxed
 from agentkit.grammars.core.search import need
 from agentkit.grammars.core.step import step
 from agentkit.grammars.core.walks import child_of
@@ -28,7 +29,7 @@ def witness(mem, voc, node, out):
         left = need(mem, node)
         if length >= out.shape[0] or left >= INFINITE or reg(mem, H_STATUS):
             return -1
-        base = top_of(mem)
+        base, loose = top_of(mem), relaxed(mem, node)
         for _ in range(8):
             push(mem, 0)
         first_bytes(mem, node, base)
@@ -39,6 +40,8 @@ def witness(mem, voc, node, out):
                     continue
             elif voc_at(voc, V_SPECIALS, symbol - 256) < 0:
                 continue
+            if loose != node and need(mem, step(mem, loose, symbol)) >= left:
+                continue  # without a search
             following = step(mem, node, symbol)
             if following == EMPTY:
                 continue

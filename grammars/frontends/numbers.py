@@ -162,6 +162,21 @@ class NumberFacets:
         count = math.floor((hi - lo) / step) + 1  # the few steps left out cannot cover a long run of multiples
         return not any(facets.contains(lo + k * step) for k in range(min(count, LONGEST_GAP)))
 
+    def count_up_to(self, limit: int) -> int:
+        """How many numbers are in the set, but at most `limit`."""
+        facets = None if self.is_empty() else self._on_grid()
+        if facets is None:
+            return 0
+        lo, hi, step = facets.lo, facets.hi, facets.multiple_of
+        if lo is None or hi is None or (step is None and lo != hi):
+            return limit
+        count = 0
+        for k in range(math.floor((hi - lo) / step) + 1 if step else 1):
+            count += facets.contains(lo + k * (step or 0))
+            if count >= limit:
+                break
+        return count
+
     def _on_grid(self) -> NumberFacets | None:
         """The same set with bounds moved onto multiples of the step (then closed); None if nothing is left."""
         lo, hi, step = self.lo, self.hi, self.multiple_of

@@ -10,7 +10,9 @@ Random programs for differential tests are in random_programs.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from functools import cache, cached_property
 
 from agentkit.grammars import expr
@@ -67,6 +69,8 @@ class Reference:
         if op == expr.OP_TRIE:
             spots = [(c[at + 2 + 2 * k], c[at + 3 + 2 * k]) for k in range(c[at + 1])]
             return alt(*(text_of(self.blob[o : o + n]) for o, n in spots))
+        if op == expr.OP_DISTINCT:
+            return distinct(self.node(c[at + 1]), ())
         assert op == expr.OP_MEMBERS, op
         return self._members(at)
 
@@ -108,7 +112,7 @@ class Reference:
             return e[2] == 0 or self._nullable(e[1], rules)
         if op == "not":
             return not self._nullable(e[1], rules)
-        return rules[e[1]]
+        return self._nullable(e[1], rules) if op == "distinct" else rules[e[1]]
 
     def nonempty(self, e: tuple) -> bool:
         return self._nonempty(e, self.productive_rules)
@@ -123,6 +127,8 @@ class Reference:
             return any(self._nonempty(x, rules) for x in e[1])
         if op == "rep":
             return e[2] == 0 or self._nonempty(e[1], rules)
+        if op == "distinct":
+            return self._nonempty(e[1], rules)
         if op in ("and", "not"):
             return next(self.words(e), None) is not None
         if op == "members":
@@ -179,7 +185,7 @@ class Reference:
                 found.add(e)
             elif e[0] in ("seq", "alt", "and"):
                 todo.extend(e[1])
-            elif e[0] in ("rep", "not"):
+            elif e[0] in ("rep", "not", "distinct"):
                 todo.append(e[1])
             elif e[0] == "members":
                 todo += [text_of(key) for key, _, _ in e[1][0]]
@@ -316,6 +322,8 @@ class Reference:
         if op == "rep":
             _, x, lo, hi = e
             return seq(self._derive(x, c), repeat(x, max(lo - 1, 0), None if hi is None else hi - 1))
+        if op == "distinct":
+            return distinct(self._derive(e[1], c), (*e[2], c))
         if op == "call":
             return self._derive(self.node(int(self.program.rules[e[1]])), c)
         return self._derive_members(e, c) if op == "members" else self._derive_key(e, c)
@@ -325,6 +333,36 @@ class Reference:
         for c in data:
             state = self.derive(state, c)
         return state
+
+
+def distinct(inside: tuple, read: Text) -> tuple:
+    """An array whose items differ, of which `read` has been read; that an item repeats is seen when the next byte ends it."""
+    if inside in (EMPTY, EPSILON) and not read:
+        return inside
+    items = _items(bytes(read))
+    return EMPTY if inside == EMPTY or len(set(items)) < len(items) else EPSILON if inside == EPSILON else ("distinct", inside, read)
+
+
+def _items(read: bytes) -> list[Hashable]:
+    """The values of the items that are complete."""
+    items, begin, depth, in_text = [], 0, 0, False
+    for i, byte in enumerate(read):
+        if byte == 34 and (len(read[:i]) - len(read[:i].rstrip(b"\\"))) % 2 == 0:
+            in_text = not in_text
+        elif not in_text:
+            depth += (byte in b"[{") - (byte in b"]}")
+            if (byte == 44 and depth == 0) or depth < 0:
+                if read[begin:i].strip():
+                    items.append(_comparable(json.loads(read[begin:i], parse_float=Fraction, parse_int=Fraction)))
+                begin = i + 1
+    return items
+
+
+def _comparable(value: object) -> Hashable:
+    """Equal for equal JSON values, and only for these."""
+    if isinstance(value, dict):
+        return frozenset((name, _comparable(v)) for name, v in value.items())
+    return tuple(map(_comparable, value)) if isinstance(value, list) else (type(value), value)
 
 
 def text_of(data: Iterable[int]) -> tuple:

@@ -15,7 +15,7 @@ from agentkit.grammars.frontends.json_schema.scalars import ANY_NUMBER, ANY_STRI
 from agentkit.grammars.frontends.json_schema.shapes import ANY_BOOLEAN, ANY_NULL, Array, Booleans, Null, Object
 from agentkit.grammars.frontends.json_schema.solve import Final, Solver
 from agentkit.grammars.frontends.json_schema.types import FALSE, TRUE, Type
-from agentkit.grammars.frontends.json_schema.unique import Distinct
+from agentkit.grammars.frontends.json_schema.unique import AllDiffer, Distinct
 from agentkit.grammars.frontends.json_schema.witnesses import Steps
 from agentkit.grammars.frontends.strings import spellable
 
@@ -139,9 +139,11 @@ class Emitter:
         if isinstance(s, Numbers):
             return (replace(s, whole=True) if self.style.plain_integers and s.integral else s).node(self.b)
         if isinstance(s, Array):
-            return self._array(s)
+            return self.b.seq(self.bracket, self._items(s))
         if isinstance(s, Steps):
-            return self._steps(s)
+            return self.b.seq(self.bracket, self._steps(s))
+        if isinstance(s, AllDiffer):
+            return self.b.seq(self.bracket, self.b.distinct(self._items(s.inside), 0 if s.inside.prefix else s.inside.lo))
         if isinstance(s, Distinct):
             return self._distinct(s)
         if isinstance(s, Booleans):
@@ -165,8 +167,8 @@ class Emitter:
         )
         return b.seq(self.brace, inside)
 
-    def _array(self, s: Array) -> Node:
-        """`[` and `]` around the prefix, optional from the least length on, and a counted run of the rest."""
+    def _items(self, s: Array) -> Node:
+        """What follows the opening bracket: the prefix, optional from the least length on, a counted run of the rest, and the bracket."""
         b, alive = self.b, self.solver.alive
         hi = s.hi
         prefix = s.prefix if hi is None else s.prefix[:hi]
@@ -176,7 +178,7 @@ class Emitter:
         elif s.rest not in alive:
             hi = len(prefix)
         if hi == 0:
-            return self._bracketed(b.EMPTY, True)
+            return self._closed(b.EMPTY, True)
         item = self._member(prefix[0] if prefix else s.rest)
         n = max(len(prefix), 1)
         tail = b.EPSILON
@@ -186,14 +188,14 @@ class Emitter:
             tail = b.seq(self.comma, self._member(prefix[i]), tail)
             if i >= s.lo:
                 tail = b.optional(tail)
-        return self._bracketed(b.seq(item, tail), s.lo == 0)
+        return self._closed(b.seq(item, tail), s.lo == 0)
 
-    def _bracketed(self, items: Node, empty: bool) -> Node:
-        """`[items]` with the white space that belongs between; `[]` too if it may be empty."""
+    def _closed(self, items: Node, empty: bool) -> Node:
+        """`items]` with the white space that belongs between; `]` too if there may be none."""
         b = self.b
         end = b.literal(b"]")
         full = b.seq(items, self.gap, end)
-        return b.seq(self.bracket, b.alt(end, full) if empty else full)
+        return b.alt(end, full) if empty else full
 
     def _distinct(self, s: Distinct) -> Node:
         """Different strings: the inside of an object that has keys only, closed by a bracket."""
@@ -223,4 +225,4 @@ class Emitter:
             end = b.EPSILON if s.accepting[i] else b.EMPTY
             later[i] = b.seq(b.repeat(b.seq(self.comma, b.alt(*loops))), b.alt(end, *onward))
         first = b.alt(*(b.seq(self._member(t), later[to]) for t, to in s.moves[0]))
-        return self._bracketed(first, s.accepting[0])
+        return self._closed(first, s.accepting[0])

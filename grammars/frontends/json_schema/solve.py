@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agentkit.errors import GrammarTooComplex, UnsatisfiableSchema, UnsupportedSchema
+from agentkit.grammars.frontends.json_schema.census import Census
 from agentkit.grammars.frontends.json_schema.expand import Expander, pointer_of
 from agentkit.grammars.frontends.json_schema.members import describe
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
 from agentkit.grammars.frontends.json_schema.shapes import ANYTHING, Array, Object, Shape
 from agentkit.grammars.frontends.json_schema.types import ATOM, BOTH, FALSE, TRUE, Type, Value
-from agentkit.grammars.frontends.json_schema.unique import Distinct, distinct
+from agentkit.grammars.frontends.json_schema.unique import MAX_ITEMS, AllDiffer, Distinct, distinct, enough
 from agentkit.grammars.frontends.json_schema.witnesses import Steps, settle, steps_of
 from agentkit.grammars.frontends.strings import spellable
 
 MAX_NESTING = 512  # arrays and objects within each other in the schema itself
 
-Final = Shape | Steps | Distinct
+Final = Shape | Steps | Distinct | AllDiffer
 
 
 class Solver:
@@ -29,6 +30,7 @@ class Solver:
     def __init__(self, expander: Expander) -> None:
         self.x = expander
         self.alive: set[Type] = {TRUE}
+        self._differ: dict[int, bool] = {}  # of each AllDiffer
         self.below: dict[Type, list[Type]] = {TRUE: [TRUE]}
         """The types of the members of each type that `solve` has met."""
 
@@ -58,11 +60,15 @@ class Solver:
         return (s,)
 
     def _unique(self, s: Array, t: Type) -> Final:
-        if not s.some:
-            made = distinct(s, self.finals, self.x.types)
-            if made is not None:
-                return made
-        raise UnsupportedSchema(pointer_of(t), "uniqueItems", "items of this kind cannot be compared while they are written")
+        if s.some:
+            raise UnsupportedSchema(pointer_of(t), "uniqueItems", "beside contains it is not known whether there are always enough different items")
+        made = distinct(s, self._scalars, self.x.types)
+        if made is None and s.lo > MAX_ITEMS:
+            raise GrammarTooComplex("unique items", f"{pointer_of(t)}: more than {MAX_ITEMS} different items are asked for")
+        return AllDiffer(s) if made is None else made
+
+    def _scalars(self, t: Type) -> list[Shape]:
+        return [s for s in self.x.expand(t) if not isinstance(s, (Numbers, Strings)) or not s.is_empty()]
 
     # ------------------------------------------------------------------ reach
     def solve(self, root: Type) -> None:
@@ -102,10 +108,23 @@ class Solver:
             return s.lo == 0 or all(s.item(i) in self.alive for i in range(min(s.lo, len(s.prefix) + 1)))
         if isinstance(s, Steps):
             return self._reaches_end(s)
+        if isinstance(s, AllDiffer):
+            return self.holds(s.inside) and (s.inside.lo <= 1 or self._never_runs_out(s))
         if isinstance(s, Distinct):
             usable = sum(map(spellable, s.names()))
             return usable + sum(x.count_up_to(s.lo - usable) for x in s.sets if x.only is None and usable < s.lo) >= s.lo
         return True
+
+    def _never_runs_out(self, s: AllDiffer) -> bool:
+        """Are there as many different items as are asked for, however the first ones are chosen?"""
+        if id(s) not in self._differ:
+            census = Census(self.finals, members, s.inside.lo)
+            found = enough(s.inside, census.of, lambda t: {x.kind for x in self.finals(t)})
+            if found is None:
+                where = next(pointer_of(t) for t in self.below if s in self.finals(t))
+                raise UnsupportedSchema(where, "uniqueItems", "it is not known whether there are always as many different items as minItems asks for")
+            self._differ[id(s)] = found
+        return self._differ[id(s)]
 
     def _can_be_had(self, s: Object) -> bool:
         for name in s.required:
@@ -147,6 +166,8 @@ class Solver:
     def _needs(self, s: Final) -> Iterable[Type]:
         if isinstance(s, Object):
             return [s.fields[n] for n in s.required if s.fields[n] not in self.alive]
+        if isinstance(s, AllDiffer):
+            return self._needs(s.inside)
         if isinstance(s, Array):
             return [s.item(i) for i in range(min(s.lo, len(s.prefix) + 1))]
         return ()
@@ -170,6 +191,8 @@ def members(s: Final) -> Iterable[Type]:
         if s.hi is not None and s.hi <= len(s.prefix):
             return s.prefix[: s.hi]
         return (*s.prefix, s.rest)
+    if isinstance(s, AllDiffer):
+        return members(s.inside)
     if isinstance(s, Steps):
         return [t for moves in s.moves for t, _ in moves]
     return ()

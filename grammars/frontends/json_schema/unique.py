@@ -1,13 +1,13 @@
-"""uniqueItems, where the items written so far can be remembered exactly.
+"""uniqueItems: how the items written so far are remembered.
 
-Three ways: at most one item is unique anyway; few constants, or few items of them, are an automaton over sets of used ones;
-strings are the keys of an object without values, whose names may not repeat either. Anything else is refused. Input: an array
-shape and the shapes of its items; knows nothing of bytes.
+Four ways: at most one item is unique anyway; few constants, or few items of them, are an automaton over sets of used ones;
+strings are the keys of an object without values, whose names may not repeat either; all other items are compared as values while they
+are written (`AllDiffer`). Input: an array shape and the shapes of its items; knows nothing of bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from agentkit.grammars.frontends.json_schema.scalars import Numbers, Strings
@@ -17,6 +17,7 @@ from agentkit.grammars.frontends.json_schema.witnesses import Steps
 from agentkit.grammars.frontends.numbers import NumberFacets
 
 MAX_SETS = 1024  # sets of used constants
+MAX_ITEMS = 4096  # that are asked for, where they are compared as values
 MAX_CONSTANTS = 64  # integers of a range that are taken one by one
 
 
@@ -36,8 +37,30 @@ class Distinct:
         return sorted({name for s in self.sets if s.only is not None for name in s.only})
 
 
+class AllDiffer:
+    """The arrays of `inside` in which no two items are equal."""
+
+    __slots__ = ("inside",)
+    kind = ARRAY
+
+    def __init__(self, inside: Array) -> None:
+        self.inside = inside
+
+
+def enough(a: Array, count: Callable[[Type], tuple[int, int]], kinds: Callable[[Type], Set[str]]) -> bool | None:
+    """Are there as many different items as `a` asks for, whichever come first? None: that is not known.
+
+    count: least and most values of a type, counted up to more than are asked for; kinds: those of its values.
+    """
+    if a.prefix:
+        asked = [kinds(a.item(i)) for i in range(a.lo)]
+        return None if any(not one.isdisjoint(other) for i, one in enumerate(asked) for other in asked[:i]) else True
+    least, most = count(a.rest)
+    return True if least >= a.lo else None if most >= a.lo else False
+
+
 def distinct(a: Array, shapes_of: Callable[[Type], Sequence[object]], types: Types) -> Steps | Distinct | None:
-    """Arrays like `a` (without conditions) with all items different; shapes_of: the shapes of an item. None: not expressible."""
+    """Arrays like `a` (without conditions) with all items different, in the second and third way; shapes_of: the shapes of an item. None: in neither."""
     open_end = a.hi is None or a.hi > len(a.prefix)
     rest = shapes_of(a.rest) if open_end else ()
     if all(t is a.rest for t in a.prefix) and rest and all(isinstance(s, Strings) for s in rest):
@@ -104,4 +127,4 @@ def _atom(types: Types, shape: Shape) -> Type:
     return made
 
 
-__all__ = ["Distinct", "distinct"]
+__all__ = ["AllDiffer", "Distinct", "distinct", "enough"]

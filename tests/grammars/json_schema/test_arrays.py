@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkit.errors import UnsatisfiableSchema, UnsupportedSchema
+from agentkit.errors import UnsatisfiableSchema
 from agentkit.grammars.frontends.json_schema import compile_schema
 from tests.grammars.json_schema.oracle import check
 
@@ -60,13 +60,6 @@ def test_different_constants() -> None:
 )
 def test_different_constants_of_ranges_and_tuples(schema: dict[str, object], good: list[str], bad: list[str]) -> None:
     check({"type": "array", "uniqueItems": True, **schema}, good, bad)
-
-
-def test_uniqueness_that_cannot_be_kept_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedSchema) as caught:
-        compile_schema({"properties": {"a": {"type": "array", "items": {"type": "object"}, "uniqueItems": True}}})
-    assert (caught.value.pointer, caught.value.keyword) == ("#/properties/a", "uniqueItems")
-    check({"type": "array", "items": {"type": "object"}, "uniqueItems": True, "maxItems": 1}, ["[]", "[{}]"], ["[{},{}]"])
 
 
 @pytest.mark.parametrize(

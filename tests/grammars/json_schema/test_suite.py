@@ -16,8 +16,6 @@ from tests.cases.judge import accepts
 REFUSED = {
     **{f"suite/dynamicRef#{i}": "$ref" for i in range(13, 18)},  # other files of the suite
     "suite/multipleOf#3": "multipleOf remainders",
-    "suite/uniqueItems#0": "uniqueItems",  # items of any kind
-    "suite/uniqueItems#1": "uniqueItems",
 }
 SPELLING = {"suite/optional/bignum#0", "suite/optional/bignum#1", "suite/optional/float-overflow#0"}
 """Right but for spellings that docs/spelling.md leaves out: integers of 53 digits, integers with an exponent."""
