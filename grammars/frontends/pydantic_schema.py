@@ -20,10 +20,8 @@ DECIMAL_DIGITS = 20  # before and after the point of a Decimal in a string, unle
 INTEGER_KEY = r"^(0|-?[1-9]\d{0,18})$"
 NATURAL_KEY = r"^(0|[1-9]\d{0,18})$"
 FLOAT_KEY = r"^-?(0|[1-9]\d{0,19})(\.\d{1,20})?(e[+-]?\d{1,2})?$"
-DISTINCT_CONSTANTS = 10  # of an enum that is not of strings, which a set can still keep apart while they are written
 
 _WITHOUT_KEYS = frozenset({"tuple", "list", "set", "frozenset", "dict", "model", "dataclass", "typed-dict"})
-_DISTINCT = frozenset({"str", "uuid", "date", "datetime", "time", "url", "multi-host-url", "bool", "none"})
 
 
 class ReadableSchema(GenerateJsonSchema):
@@ -71,18 +69,6 @@ class ValidatedSchema(ReadableSchema):
         names = _key_names(keys)
         if names is not None:
             made["propertyNames"] = names
-        return made
-
-    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
-        return self._loosened(super().set_schema(schema), schema)
-
-    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> JsonSchemaValue:
-        return self._loosened(super().frozenset_schema(schema), schema)
-
-    def _loosened(self, made: JsonSchemaValue, schema: Any) -> JsonSchemaValue:
-        """Validation takes equal items, and drops them; that they differ is only asked for where it can be kept, or counts."""
-        if self.mode == "validation" and not _kept_apart(schema.get("items_schema")) and (schema.get("min_length") or 0) <= 1:
-            made.pop("uniqueItems", None)
         return made
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
@@ -216,16 +202,6 @@ def _key_names(keys: Any) -> JsonSchemaValue | bool | None:
 
 def _names_itself(member: enum.Enum, sub_type: str | None) -> bool:
     return isinstance(member.value, str) or (sub_type == "int" and isinstance(member.value, int))
-
-
-def _kept_apart(items: Any) -> bool:
-    """Can the front end keep such items of an array different?"""
-    if items is None:
-        return False
-    if items["type"] in ("enum", "literal"):
-        values = [getattr(v, "value", v) for v in (items["members"] if items["type"] == "enum" else items["expected"])]
-        return len(values) <= DISTINCT_CONSTANTS or all(isinstance(v, str) for v in values)
-    return items["type"] in _DISTINCT
 
 
 def _bounds(schema: Any, inclusive: str, exclusive: str, inward: int) -> list[datetime.date]:

@@ -238,9 +238,9 @@ def test_walks_validate_and_dumps_are_taken(type_: Any, values: list[Any]) -> No
         adapter.validate_json(random_text(grammar, vocabulary, np.random.default_rng(seed), 100))
 
 
-def test_a_set_keeps_its_items_apart_where_their_number_counts() -> None:
-    """Validation drops equal items, so they may be written; but not where it would then find too few."""
-    assert accepts(Grammar.from_pydantic(set[int]), "[1,1]")
+def test_a_set_keeps_its_items_apart() -> None:
+    """Validation would drop equal items, and might then find too few."""
+    assert not accepts(Grammar.from_pydantic(set[int]), "[1,1]")
     assert not accepts(Grammar.from_pydantic(Annotated[set[bool], Field(min_length=2)]), "[true,true]")
     assert not accepts(Grammar.from_pydantic(set[str]), '["a","a"]')
 
