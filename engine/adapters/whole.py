@@ -19,7 +19,7 @@ from agentkit.engine.kernels import tables as t
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import LANES, WIDTH
 from agentkit.engine.models.config import ModelConfig
-from agentkit.engine.models.decoder import Decoder
+from agentkit.engine.models.decoder import Attend, Decoder
 from agentkit.engine.weights.packed import PackedDecoder, order_of
 
 __all__ = ["WholeAdapter", "with_adapters"]
@@ -66,6 +66,11 @@ class _Adapted(PackedDecoder):
         numbers = {use: number for number, use in enumerate(self._distinct)}
         self._users = np.array([-1 if use is None else numbers[use] for use in uses], np.int64)
         self._chosen_users = self._users[np.array(chosen, np.int64)]
+
+    def _plan(self, attend: Attend) -> Plan | None:
+        plan = super()._plan(attend)
+        assert plan is not None, "layer by layer there would be no adapters; a runner's attention has a plan for the kernel"
+        return plan
 
     def _compute(self, scratch: int, batch: t.Batch, work: t.Work, plan: Plan) -> None:
         forms = [use.adapter.form for use in self._distinct]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentkit.engine import Engine, FinishEvent
+from agentkit.engine import H2O, Engine, FinishEvent, Streaming
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.weights.choose import with_weights
 from agentkit.errors import AdapterError, AdapterNotFound, InvalidOption
@@ -72,8 +72,17 @@ def test_greedy_tokens_are_those_of_the_merged_model(make: Make, loaded: LoadedM
 
 @pytest.mark.parametrize(
     "options",
-    [{"speculation": "off"}, {"speculation": "ngram"}, {"speculation": "self"}, {"weights": "int8"}, {"attention": "standard"}, {"kv": "int8"}],
-    ids=lambda options: next(iter(options.values())),
+    [
+        {"speculation": "off"},
+        {"speculation": "ngram"},
+        {"speculation": "self"},
+        {"weights": "int8"},
+        {"attention": "standard"},
+        {"kv": "int8"},
+        {"kv": Streaming(4, 40), "weights": "int8"},
+        {"kv": H2O(128, 64), "weights": "int8", "prefix_caching": False},
+    ],
+    ids=lambda options: str(next(iter(options.values()))),
 )
 def test_a_mixed_batch_equals_each_alone(make: Make, options: dict[str, Any]) -> None:
     """Base and two adapters at several scales side by side, some greedy, some sampled, some under a grammar; drafts are verified with the own adapter."""
@@ -82,11 +91,11 @@ def test_a_mixed_batch_equals_each_alone(make: Make, options: dict[str, Any]) ->
         {}, {"adapter": "a"}, {"adapter": "b"}, {"adapter": "a", "adapter_scale": 0.5}, {"adapter": "b", "adapter_scale": 2.0, "temperature": 1.0, "seed": 4},
         {"adapter": "a", "regex": "[ab1]{12}"}, {"temperature": 0.9, "seed": 2}, {"adapter": "b", "schema": {"enum": ["true", "ab12"]}},
     ]  # fmt: skip
-    alone = [engine.generate(PROMPT, max_tokens=20, **job).token_ids for job in jobs]
+    alone = [engine.generate(PROMPT * 4, max_tokens=20, **job).token_ids for job in jobs]
     assert len(set(alone)) == len(jobs)
 
     async def together() -> list[tuple[int, ...]]:
-        return [g.token_ids for g in await asyncio.gather(*(engine.agenerate(PROMPT, max_tokens=20, **job) for job in jobs))]
+        return [g.token_ids for g in await asyncio.gather(*(engine.agenerate(PROMPT * 4, max_tokens=20, **job) for job in jobs))]
 
     engine.prefix.clear()
     assert asyncio.run(together()) == alone
