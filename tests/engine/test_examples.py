@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agentkit.engine import H2O, Engine
+from tests.engine.adapters.native import native
 from tests.engine.loaded import loaded_model
 
 
@@ -96,3 +97,16 @@ def test_flash_attention_compares_and_says_what_does_not_fit(root: Path, monkeyp
     assert len(lines) == 7
     assert "does not fit: it needs 0.0 GB" in lines[4]
     assert "x" in lines[2]
+
+
+async def test_adapters_are_trained_written_and_chosen(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module, loaded = example(root, "adapters"), native(tmp_path / "model")
+    module.write(module.train(loaded, 48), tmp_path / "pirate")
+    losses = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 1
+    with Engine(loaded, adapters={"pirate": tmp_path / "pirate"}, weights="fp32", threads=1) as engine:
+        await module.compare(engine)
+    base, none, half, whole = capsys.readouterr().out.split("\n  ")[1:]
+    assert base.removeprefix("base model").strip() == none.removeprefix("adapter x 0.0").strip()
+    assert len({none[13:], half[13:], whole[13:]}) == 3
