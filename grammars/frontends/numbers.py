@@ -14,11 +14,12 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from agentkit.errors import GrammarTooComplex, InvalidGrammar
 from agentkit.grammars.expr import Builder, Node
 from agentkit.grammars.frontends.exponents import any_exponent, scientific
+from agentkit.grammars.settings import settings
 
 INTEGER_DIGITS = 20  # digits before the point, unless a bound needs more
 FRACTION_DIGITS = 20  # digits after the point, unless a bound or step needs more
@@ -71,6 +72,7 @@ class NumberFacets:
         return hash(tuple(getattr(self, name) for name in self.__dataclass_fields__))
 
     @staticmethod
+    @lru_cache(maxsize=1024, typed=True)  # the same few bounds stand in many places, and what is found out about them is kept with them
     def make(
         *,
         integer: bool = False,
@@ -192,6 +194,9 @@ class NumberFacets:
         if lo is not None and hi is not None and (lo > hi or (lo == hi and (facets.lo_open or facets.hi_open))):
             return None
         return facets
+
+
+settings.on_clear(NumberFacets.make.cache_clear)
 
 
 def _lcm(a: Fraction, b: Fraction) -> Fraction:

@@ -5,7 +5,7 @@ Input: anything; output: its name and the JSON Schema of its arguments. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentkit.errors import InvalidGrammar
@@ -25,18 +25,19 @@ def described(tool: Any) -> tuple[Any, Any]:
         return tool.__name__, _schema(tool)
     if (accepted := getattr(tool, "accepted", None)) is not None:
         return getattr(tool, "name", None), accepted
-    inner = _member(tool, "function") if isinstance(tool, Mapping) else None
-    places = [inner, tool] if isinstance(inner, Mapping) else [tool]
-    name = next((found for place in places if (found := _member(place, "name")) is not None), None)
-    schemas = [(key, _schema(found)) for place in places for key in _SCHEMAS if (found := _member(place, key)) is not None]
+    inner = tool.get("function") if isinstance(tool, Mapping) else None
+    places = [_members(inner), _members(tool)] if isinstance(inner, Mapping) else [_members(tool)]
+    name = next((found for member in places if (found := member("name")) is not None), None)
+    schemas = [(key, _schema(found)) for member in places for key in _SCHEMAS if (found := member(key)) is not None]
     for key, schema in schemas[1:]:
         if schema != schemas[0][1]:
             raise InvalidGrammar(f"tool {name!r} has two schemas for its arguments that differ, {schemas[0][0]!r} and {key!r}: give one")
     return name, schemas[0][1] if schemas else None
 
 
-def _member(place: Any, key: str) -> Any:
-    return place.get(key) if isinstance(place, Mapping) else getattr(place, key, None)
+def _members(place: Any) -> Callable[[str], Any]:
+    """What `place` has under a name, None where it has nothing."""
+    return place.get if isinstance(place, Mapping) else lambda key: getattr(place, key, None)
 
 
 def _is_model(value: Any) -> bool:
