@@ -1,16 +1,20 @@
-"""What became of each keyword of a schema: enforced, or irrelevant because it is an annotation.
+"""What became of each keyword of a schema: enforced, irrelevant because it is an annotation, or unknown and likely a misspelt one.
 
-Input: the schemas that a front end visited, with their JSON pointers. There is no third state: a keyword that cannot
-be enforced exactly is never reported here, it raises `UnsupportedSchema` while compiling. This module knows nothing
-of how keywords are enforced.
+Input: the schemas that a front end visited, with their JSON pointers. A keyword that cannot be enforced exactly is never
+reported here, it raises `UnsupportedSchema` while compiling. This module knows nothing of how keywords are enforced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
-Status = Literal["enforced", "irrelevant"]
+Status = Literal["enforced", "irrelevant", "unknown"]
+
+ALIKE = 0.8  # share of letters that two names have in common, in order, for one to be taken for the other
+SHORT = 5  # letters; many words are like a shorter name
 
 
 class Entry(NamedTuple):
@@ -18,8 +22,9 @@ class Entry(NamedTuple):
 
     pointer: JSON pointer of the keyword itself, such as "#/properties/a/minimum".
     keyword: its name.
-    status:  "enforced" (every output obeys it) or "irrelevant" (it says nothing about which values are valid).
-    note:    why it is irrelevant, where that is not plain.
+    status:  "enforced" (every output obeys it), "irrelevant" (it says nothing about which values are valid), or "unknown": as
+             irrelevant, but its name is nearly that of a keyword.
+    note:    why it is irrelevant, where that is not plain; of an unknown one, the keyword that may be meant.
     """
 
     pointer: str
@@ -34,8 +39,10 @@ class Report:
     Iterating yields `Entry` objects; `str()` gives a table. `report["#/properties/a/minimum"]` is one entry.
     """
 
-    def __init__(self, binding: Mapping[str, int] | None = None) -> None:
+    def __init__(self, binding: Mapping[str, int] | None = None, annotations: Container[str] = ()) -> None:
+        """binding: the keywords that say which values are valid; annotations: other names that are spelled right."""
         self._binding = binding or {}
+        self._annotations = annotations
         self._visited: dict[str, tuple[str, ...]] = {}
         self._notes: dict[str, str] = {}
         self._overridden: set[str] = set()
@@ -53,7 +60,7 @@ class Report:
         report = cls()
         table: dict[str, Entry] = {}
         for pointer, keyword, status, note in entries:
-            if status not in ("enforced", "irrelevant"):
+            if status not in ("enforced", "irrelevant", "unknown"):
                 raise ValueError(f"{pointer}: {status!r} is not a status")
             table[pointer] = Entry(pointer, keyword, cast(Status, status), note)
         report._restored = table
@@ -93,7 +100,10 @@ class Report:
             return "irrelevant", "hidden by $ref up to draft-07"
         if pointer in self._notes:
             return "irrelevant", self._notes[pointer]
-        return ("enforced", "") if keyword in self._binding else ("irrelevant", "")
+        if keyword in self._binding:
+            return "enforced", ""
+        meant = None if keyword in self._annotations else _nearest(keyword, tuple(self._binding))
+        return ("unknown", f"did you mean {meant!r}?") if meant else ("irrelevant", "")
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._table().values())
@@ -115,6 +125,11 @@ class Report:
     def irrelevant_entries(self) -> tuple[Entry, ...]:
         return tuple(e for e in self if e.status == "irrelevant")
 
+    @property
+    def unknown(self) -> tuple[Entry, ...]:
+        """What may be misspelt."""
+        return tuple(e for e in self if e.status == "unknown")
+
     def __str__(self) -> str:
         if not len(self):
             return "no keywords: any JSON value"
@@ -123,4 +138,19 @@ class Report:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<Report: {len(self.enforced)} enforced, {len(self.irrelevant_entries)} irrelevant>"
+        unknown = f", {len(self.unknown)} unknown" if self.unknown else ""
+        return f"<Report: {len(self.enforced)} enforced, {len(self.irrelevant_entries)} irrelevant{unknown}>"
+
+
+@lru_cache(maxsize=1024)
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name that is most like `name`, whatever the case and the marks between words; None if none is."""
+    letters = {_letters(other): other for other in known}
+    if _letters(name) in letters:
+        return letters[_letters(name)]
+    found = get_close_matches(_letters(name), [other for other in letters if len(other) >= SHORT], 1, ALIKE)
+    return letters[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.lower() if c not in "$_- ")

@@ -46,7 +46,7 @@ class Expander:
         self.scope = kw.scope(document.draft, document.declared)
         self.formats = formats
         self.types = Types()
-        self.report = Report(self.scope)
+        self.report = Report(self.scope, kw.ANNOTATIONS)
         self.tracking = False  # shapes record which members were evaluated (for unevaluated*)
         self._depth = 0
         self.whole = document.declared and document.draft == kw.DRAFT_4  # its integers have no fraction, 1.0 is none

@@ -47,6 +47,15 @@ SUBSCHEMAS = frozenset(
     }
 )
 KEYED_SUBSCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+ANNOTATIONS = frozenset(
+    {
+        *_TABLE,  # those of other drafts
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
+        *("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$comment", "$defs", "definitions"),
+        *("example", "nullable", "discriminator", "xml", "externalDocs"),  # OpenAPI
+    }
+)
+"""Names that are spelled right, whether they bind or not."""
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 

@@ -59,3 +59,28 @@ def test_compiling_is_deterministic_and_leaves_the_schema_alone() -> None:
     before = repr(SCHEMA)
     assert compile_schema(SCHEMA).program.digest == compile_schema(SCHEMA).program.digest
     assert repr(SCHEMA) == before
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("minLenght", "minLength"),
+        ("requried", "required"),
+        ("additonalProperties", "additionalProperties"),
+        ("max_items", "maxItems"),
+        ("oneof", "oneOf"),
+        ("ref", "$ref"),
+    ],
+)
+def test_a_misspelt_keyword_is_told_with_the_one_that_is_meant(written: str, meant: str) -> None:
+    report = compile_schema({"type": "object", "properties": {"a": {"type": "string", written: 3}}}).report
+    assert [(e.pointer, e.note) for e in report.unknown] == [(f"#/properties/a/{written}", f"did you mean {meant!r}?")]
+    assert repr(report).endswith("1 unknown>")
+    assert list(Report.restored(report)) == list(report)
+
+
+@pytest.mark.parametrize(
+    "name", ["note", "title", "example", "x-internal", "unit", "propertyOrdering", "$defs", "nullable", "default", "types", "minTemperature"]
+)
+def test_other_names_are_annotations(name: str) -> None:
+    assert compile_schema({"type": "object", name: {}}).report[f"#/{name}"].status == "irrelevant"
