@@ -72,7 +72,7 @@ def _matches(text: str, schema: JSONSchema) -> bool:
 
     try:
         return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     except re.error:  # a pattern in another dialect than Python's: the answer's validation here was what refused it
         return True

@@ -26,6 +26,7 @@ __all__ = ["CUT", "ChunkReader"]
 CUT = "cut"  # code of the error where a stream ended too early
 
 _STOPS = {"stop": "stop", "tool_calls": "stop", "function_call": "stop", "eos": "stop", "eos_token": "stop", "length": "length", "max_tokens": "length"}
+_MOST_CALLS = 1024  # in one turn: a stream of new ones without end is no answer
 _BROKEN = ("error", "abort", "aborted", "cancelled")
 
 
@@ -84,11 +85,6 @@ class ChunkReader:
         """Text so far."""
         return "".join(self._text)
 
-    @property
-    def has_ended(self) -> bool:
-        """The server has said why the turn ended."""
-        return self._finish is not None
-
     def feed(self, chunk: Mapping[str, Any]) -> list[ModelEvent]:
         """One more chunk.
 
@@ -126,8 +122,9 @@ class ChunkReader:
             message = "the server's stream ended before the turn was complete: the connection was cut, or the server broke down"
             raise RemoteProtocolError(message, code=CUT, text=self.text)
         if self._refusal or self._finish == "content_filter":
-            what = f"the model refused: {self._refusal}" if self._refusal else "a content filter of the server cut the answer"
-            raise ModelRefusal(what, code=self._finish, text=self._refusal or self.text)
+            refusal = _whole(self._refusal)
+            what = f"the model refused: {refusal}" if self._refusal else "a content filter of the server cut the answer"
+            raise ModelRefusal(what, code=self._finish, text=refusal or self.text)
         if self._finish in _BROKEN:
             raise RemoteProtocolError(f"the server gave the turn up (finish reason {self._finish!r})", code=self._finish, text=self.text)
         reason = _STOPS.get(self._finish or "stop", self._finish or "stop")
@@ -217,6 +214,8 @@ class ChunkReader:
         if same is None or self._is_another(same, index, id_, name, arguments):
             if not name and index is None and id_ is None:
                 raise self._malformed("a piece of a tool call that belongs to none", arguments)
+            if len(self._calls) == _MOST_CALLS:
+                raise RemoteProtocolError(f"the server sent more than {_MOST_CALLS} tool calls in one turn", text=self.text)
             same = _Call(id_, index=index)
             self._calls.append(same)
         elif same.id is None:

@@ -7,7 +7,6 @@ nothing of what is sent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
@@ -94,8 +93,11 @@ async def _keep(client: httpx.AsyncClient, forget: Forget, loop: asyncio.Abstrac
 
 def _close_there(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
     if loop.is_running():
-        with contextlib.suppress(RuntimeError):  # the loop has ended in between, and closed it
-            asyncio.run_coroutine_threadsafe(_closed(keeper), loop)
+        closing = _closed(keeper)
+        try:
+            asyncio.run_coroutine_threadsafe(closing, loop)
+        except RuntimeError:  # the loop has ended in between, and closed it
+            closing.close()
 
 
 async def _closed(keeper: AsyncGenerator[None, None]) -> None:

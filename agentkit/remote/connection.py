@@ -12,8 +12,8 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
@@ -24,7 +24,7 @@ from agentkit.errors import InvalidOption, RemoteError, RemoteProtocolError, Rem
 from agentkit.remote.address import Address
 from agentkit.remote.chunks import CUT
 from agentkit.remote.clients import Clients
-from agentkit.remote.failures import may_pass, of_exception, of_object, of_response
+from agentkit.remote.failures import may_pass, of_exception, of_object, of_response, quoted
 from agentkit.remote.sse import EventReader
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["DONE", "Bounds", "Budget", "Connection"]
 
 _CLOSING_S = 0.25
-_LARGEST = 64 << 20  # bytes of an answer that is no stream
+_JSON = {"content-type": "application/json"}
+_LARGEST, _LONGEST = 64 << 20, 256 << 20  # bytes of an answer in one piece, and of a stream
 DONE: dict[str, Any] = {}
 """What a stream gives last if the server said that it is complete."""
 
@@ -153,31 +154,15 @@ class Connection:
 
     # ------------------------------------------------------------------ one attempt
     async def _fetch(self, path: str, budget: Budget) -> tuple[int, Mapping[str, str], str]:
-        import httpx
-
-        client = await self.clients.here()
-        try:
-            async with budget:
-                response = await client.get(self.address.base + path)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise of_exception(self.address, error) from error
-        failure = None if response.is_success else of_response(self.address, response.status_code, response.headers, response.text)
+        async with self._answer("GET", path, budget) as response:
+            text = await self._whole(response, budget)
+        failure = None if response.is_success else of_response(self.address, response.status_code, response.headers, text)
         if failure is not None and may_pass(failure):
             raise failure
-        return response.status_code, response.headers, response.text
+        return response.status_code, response.headers, text
 
     async def _attempt(self, body: Mapping[str, Any], budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
-        import httpx
-
-        client = await self.clients.here()
-        content, url = _encoded(body), f"{self.address.base}/chat/completions"
-        try:
-            request = client.build_request("POST", url, content=content, headers={"content-type": "application/json"})
-            async with budget:
-                response = await client.send(request, stream=True)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise of_exception(self.address, error) from error
-        try:
+        async with self._answer("POST", "/chat/completions", budget, _encoded(body)) as response:
             kind = response.headers.get("content-type", "").lower()
             if not response.is_success:
                 text = await self._whole(response, budget)
@@ -189,6 +174,21 @@ class Connection:
             async with aclosing(pieces) as chunks:
                 async for chunk in chunks:
                     yield chunk
+
+    @asynccontextmanager
+    async def _answer(self, method: str, path: str, budget: Budget, content: bytes | None = None) -> AsyncIterator[httpx.Response]:
+        """The head of an answer; its body is yet to be read. content: JSON."""
+        import httpx
+
+        client = await self.clients.here()
+        try:
+            request = client.build_request(method, self.address.base + path, content=content, headers=_JSON if content is not None else None)
+            async with budget:
+                response = await client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise of_exception(self.address, error) from error
+        try:
+            yield response
         finally:
             await response.aclose()
 
@@ -199,7 +199,7 @@ class Connection:
 
     async def _events(self, response: httpx.Response, budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         reader = EventReader()
-        async with aclosing(self._pieces(response, budget)) as pieces:
+        async with aclosing(self._pieces(response, budget, _LONGEST)) as pieces:
             async for piece in pieces:
                 for data in reader.feed(piece):
                     if data.strip() == "[DONE]":
@@ -212,25 +212,24 @@ class Connection:
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"{self.address.base} sent what is no JSON: {data!r:.200}") from error
+            raise RemoteProtocolError(f"{self.address.base} sent what is no JSON: {quoted(self.address, data)!r:.200}") from error
         if not isinstance(chunk, dict):
-            raise RemoteProtocolError(f"{self.address.base} sent {data!r:.200}, which is no chunk of a completion")
+            raise RemoteProtocolError(f"{self.address.base} sent {quoted(self.address, data)!r:.200}, which is no chunk of a completion")
         if chunk.get("error") or (chunk.get("object") == "error" and "choices" not in chunk):
             raise of_object(self.address, chunk.get("error") or chunk)
         return chunk
 
     async def _whole(self, response: httpx.Response, budget: Budget) -> str:
         body = bytearray()
-        async with aclosing(self._pieces(response, budget)) as pieces:
+        async with aclosing(self._pieces(response, budget, _LARGEST)) as pieces:
             async for piece in pieces:
                 body += piece
-                if len(body) > _LARGEST:
-                    raise RemoteProtocolError(f"{self.address.base} sends an answer of more than {_LARGEST} bytes")
         return body.decode("utf-8", "replace")
 
-    async def _pieces(self, response: httpx.Response, budget: Budget) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, response: httpx.Response, budget: Budget, most: int) -> AsyncGenerator[bytes, None]:
         import httpx
 
+        taken = 0
         async with aclosing(response.aiter_bytes()) as pieces:  # type: ignore[type-var]  # it is an async generator
             while True:
                 try:
@@ -240,6 +239,9 @@ class Connection:
                     raise of_exception(self.address, error) from error
                 if piece is None:
                     return
+                taken += len(piece)
+                if taken > most:
+                    raise RemoteProtocolError(f"{self.address.base} sends an answer of more than {most} bytes")
                 yield piece
 
     def _client(self) -> httpx.AsyncClient:
@@ -269,10 +271,13 @@ async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
 
 
 def _says_something(chunk: Mapping[str, Any]) -> bool:
-    """Whether a reader may have seen something of it: an empty first chunk gives nothing away."""
-    for choice in chunk.get("choices") or ():
-        delta = (choice.get("delta") or choice.get("message") or {}) if isinstance(choice, dict) else {}
-        if not isinstance(delta, dict) or any(value for name, value in delta.items() if name != "role"):
+    """Whether a reader may have seen something of it: an empty first chunk gives nothing away. What is malformed says enough for the reader to refuse it."""
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list):
+        return True
+    for choice in choices:
+        delta = (choice.get("delta") or choice.get("message") or {}) if isinstance(choice, dict) else None
+        if not isinstance(delta, dict) or choice.get("finish_reason") or any(value for name, value in delta.items() if name != "role"):
             return True
     return False
 

@@ -20,7 +20,7 @@ from agentkit.remote.chunks import CUT
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["may_pass", "of_exception", "of_object", "of_response", "said", "struck"]
+__all__ = ["may_pass", "of_exception", "of_object", "of_response", "quoted", "said"]
 
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # what may pass by itself
 _LASTING = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
@@ -31,17 +31,18 @@ _LONGEST = 600  # characters of a server's own words
 def of_response(address: Address, status: int, headers: Mapping[str, str], body: str) -> RemoteError:
     """The error of an answer whose status is no success."""
     message, code = said(body)
+    request_id = headers.get("x-request-id") or headers.get("request-id")
     details: dict[str, Any] = {
         "status": status,
-        "code": code,
-        "request_id": headers.get("x-request-id") or headers.get("request-id"),
+        "code": code and quoted(address, code),
+        "request_id": request_id and quoted(address, request_id),
         "retry_after": _retry_after(headers),
     }
-    words = struck(address, message).rstrip(" .")
+    words = quoted(address, message).rstrip(" .")
     numbered = f" (request {details['request_id']})" if details["request_id"] else ""
     start = f"{address.base} answered {status}{numbered}" + (f": {words}" if words else "")
     if 300 <= status < 400:
-        place = struck(address, headers.get("location", "another address"))
+        place = quoted(address, headers.get("location", "another address"))
         return RemoteRefused(f"{address.base} answered {status}, a redirect to {place}, which is not followed; give the address that it leads to", **details)
     passing = status in _PASSING or status >= 500
     if headers.get("x-should-retry") == "false" or code in _LASTING:
@@ -57,17 +58,17 @@ def of_object(address: Address, error: Any, status: int | None = None) -> Remote
     inner = error.get("code") if isinstance(error, dict) else None
     if isinstance(inner, int) and 400 <= inner < 600:
         status = inner
-    words = f"{address.base} ended its stream with an error: {struck(address, message) or 'it says no more'}"
+    words = f"{address.base} ended its stream with an error: {quoted(address, message) or 'it says no more'}"
     refused = status is not None and status < 500 and status not in _PASSING
     kind = RemoteRefused if refused or code in _LASTING else RemoteUnavailable
-    return kind(words, status=status, code=code)
+    return kind(words, status=status, code=code and quoted(address, code))
 
 
 def of_exception(address: Address, error: httpx.HTTPError | httpx.InvalidURL) -> RemoteError:
     """The error of a request that got no answer, or whose answer broke off."""
     import httpx
 
-    words = struck(address, str(error)) or type(error).__name__
+    words = quoted(address, str(error)) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
         return RemoteTimeout(f"no connection to {address.base} in time ({words}); is the server running there? connect_timeout= waits longer", code=_CONNECT)
     if isinstance(error, httpx.TimeoutException):
@@ -94,19 +95,19 @@ def said(body: str) -> tuple[str, str | None]:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
         page = body.lstrip()[:15].lower().startswith(("<!doctype", "<html"))
-        return ("it sent a web page" if page else body.strip()[:_LONGEST]), None
+        return ("it sent a web page" if page else body.strip()), None
     inner = parsed.get("error", parsed) if isinstance(parsed, dict) else parsed
     if not isinstance(inner, dict):
-        return str(inner)[:_LONGEST], None
+        return str(inner), None
     message = inner.get("message") or inner.get("detail") or inner.get("msg") or json.dumps(inner)
     code = inner.get("code") if isinstance(inner.get("code"), str) else inner.get("type")
-    return (message if isinstance(message, str) else json.dumps(message))[:_LONGEST], code if isinstance(code, str) else None
+    return (message if isinstance(message, str) else json.dumps(message)), code if isinstance(code, str) else None
 
 
-def struck(address: Address, text: str) -> str:
-    """The text without the key, which some servers repeat."""
+def quoted(address: Address, text: str) -> str:
+    """A server's words, cut to a length that can be read, without the key, which some servers repeat: no part of it is left where they are cut."""
     key = address.key.get_secret_value() if address.key is not None else ""
-    return text.replace(key, "***") if key else text
+    return (text.replace(key, "***") if key else text)[:_LONGEST]
 
 
 def _advice(address: Address, status: int, code: str | None, words: str) -> str:

@@ -7,6 +7,7 @@ given. Nothing that comes back is believed: the loop validates calls and answers
 from __future__ import annotations
 
 import json
+import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +29,7 @@ __all__ = ["RemoteModel"]
 
 _OWN = frozenset({"model", "messages", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens"})
 _OWN |= {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
+_FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.1
 _OWN_HEADERS = frozenset(("authorization", "content-type", "host", "content-length"))
 
 
@@ -135,7 +137,7 @@ class RemoteModel:
             return [], None
         try:
             data = json.loads(text)["data"] if status == 200 else []
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             data = []
         models = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
         return models, recognised(models, headers) if models or headers.get("server") else OTHER
@@ -194,8 +196,10 @@ def _extra(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _headers(headers: Mapping[Any, Any]) -> dict[str, str]:
     for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not (name + value).isascii() or not (name + value).isprintable():
-            raise InvalidOption(f"headers: {name!r} must be text in ASCII, without line breaks, and so must its value")
+        if not isinstance(name, str) or not _FIELD_NAME.fullmatch(name):
+            raise InvalidOption(f"headers: {name!r} is no name of a header: letters, digits and hyphens")
+        if not isinstance(value, str) or not value.isascii() or not value.isprintable() or value != value.strip():
+            raise InvalidOption(f"headers: the value of {name!r} must be text in ASCII, without line breaks, or blanks at its ends")
         if name.lower() in _OWN_HEADERS:
             raise InvalidOption(f"headers: {name!r} is set by the connection itself" + ("; pass api_key=" if name.lower() == "authorization" else ""))
     return dict(headers)

@@ -85,6 +85,12 @@ def test_options() -> None:
         RemoteModel("http://host/v1", "m", headers={"Authorization": "x"})
     with pytest.raises(InvalidOption, match="without line breaks"):
         RemoteModel("http://host/v1", "m", headers={"x": "a\r\nb"})
+    with pytest.raises(InvalidOption, match="blanks at its ends") as caught:
+        RemoteModel("http://host/v1", "m", headers={"api-key": f" {KEY}"})
+    assert KEY not in str(caught.value)
+    for name in ("", "a b", "a:b", "ä"):
+        with pytest.raises(InvalidOption, match="is no name of a header"):
+            RemoteModel("http://host/v1", "m", headers={name: "x"})
     with pytest.raises(InvalidOption, match="read_timeout"):
         RemoteModel("http://host/v1", "m", read_timeout=0)
     with pytest.raises(InvalidOption, match="max_retries"):

@@ -244,6 +244,7 @@ def test_an_answer_that_did_not_match_is_asked_for_again_without_tools(server: s
     made = body(server, REFUSED, tools=SPECS, **answer(City))
     assert "response_format" in made
     assert made.get("tool_choice", "none") == "none"
+    assert "response_format" in body(server, [*REFUSED[:-2], AssistantMessage(content="[" * 100_000), REFUSED[-1]], tools=SPECS, **answer(City))
     looked_up = body(server, VALID, tools=SPECS, **answer(City))
     assert ("response_format" in looked_up, looked_up["tool_choice"]) == (False, "auto")
     demanded = body(server, REFUSED, tools=SPECS, tool_choice="required", **answer(City))

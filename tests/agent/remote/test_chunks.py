@@ -175,6 +175,10 @@ def test_refusals() -> None:
     with pytest.raises(ModelRefusal, match="the model refused: I can't") as caught:
         read(delta(refusal="I "), delta(refusal="can't"), delta("stop"))
     assert caught.value.text == "I can't"
+    with pytest.raises(ModelRefusal, match="no \ufffd!"):
+        read(delta(refusal="no \ud800!"), delta("stop"))
+    with pytest.raises(ModelRefusal, match="the model refused"):
+        read(delta(refusal="\ud800"), delta("stop"))
     with pytest.raises(ModelRefusal, match="a content filter") as caught:
         read(delta(content="so"), delta("content_filter"))
     assert (caught.value.text, caught.value.code) == ("so", "content_filter")
@@ -202,3 +206,10 @@ MALFORMED = [
 def test_what_is_no_chunk_is_refused(chunk: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError, match="not what the API says"):
         read(chunk)
+
+
+def test_calls_without_end_are_no_turn() -> None:
+    many = [delta(tool_calls=[call(number, "now", "{}")]) for number in range(1025)]
+    assert len(read(*many[:1024], delta("tool_calls")).calls) == 1024
+    with pytest.raises(RemoteProtocolError, match="more than 1024 tool calls"):
+        read(*many)

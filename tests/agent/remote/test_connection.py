@@ -82,7 +82,11 @@ def test_bodies_that_are_no_json() -> None:
     assert said("<!DOCTYPE html><html>") == ("it sent a web page", None)
     assert said(" upstream down ") == ("upstream down", None)
     assert said("[" * 100_000)[1] is None
-    assert len(said("x" * 10_000)[0]) == 600
+
+
+def test_long_words_are_cut_and_no_part_of_the_key_is_left_there() -> None:
+    error = of_response(RemoteModel("http://localhost/v1", "m", api_key=KEY).address, 400, {"x-request-id": KEY}, "x" * 595 + KEY * 10)
+    assert error.args[0] == f"http://localhost/v1 answered 400 (request ***): {'x' * 595}*****."
 
 
 async def test_a_web_page_is_no_api() -> None:
@@ -199,9 +203,27 @@ async def test_an_answer_of_any_size_is_not_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(connection, "_LARGEST", 10)
     error, _ = await failure(as_json({"choices": [{"message": {"content": "x" * 100}}]}))
     assert "more than 10 bytes" in str(error)
+    async with Server(models=listing("vllm", "a-long-name")).running() as server:
+        with pytest.raises(RemoteProtocolError, match="more than 10 bytes"):
+            await Agent(server.url).run("go")
 
 
-@pytest.mark.parametrize("data", ["{", "[1]", '"x"', "null", "[" * 5000])
+async def test_a_stream_without_end_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_LONGEST", 1000)
+    error, server = await failure(saying("x" * 100_000))
+    assert "more than 1000 bytes" in str(error)
+    assert len(server.asked) == 1
+
+
+async def test_an_end_without_a_word_is_an_end() -> None:
+    """The next attempt's answer, cut, must not pass as whole because of the end that the first one gave."""
+    first = Reply([f"data: {json.dumps(delta('stop'))}\n\n".encode()], cut=True)
+    error, server = await failure(first, Reply(saying("half").pieces[:2]))
+    assert isinstance(error, RemoteUnavailable)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("data", ["{", "[1]", '"x"', "null", "[" * 5000, KEY, '{"choices":5}'])
 async def test_what_is_no_json_object_is_refused(data: str) -> None:
     error, _ = await failure(sse(f"data: {data}\n\n"))
     assert isinstance(error, RemoteProtocolError)
