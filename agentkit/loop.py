@@ -184,10 +184,11 @@ class Run:
         """(why, key) where a call is not what the turn was asked for, which a grammar rules out and a server may not."""
         if len(self._received) >= self.plan.max_calls:
             return f"Not run: no more than {self.plan.max_calls} in one turn. Make this call in the next turn, if it is still needed.", _UNCOUNTED
+        key = name if name in self.plan.tools else _UNKNOWN  # names that are made up would each be a first failure
         if self._choice == "none":
-            return "No tool can be called in this turn. Answer.", name
+            return "No tool can be called in this turn. Answer.", key
         if self._choice in self.plan.tools and name != self._choice:
-            return f"Call {self._choice} first.", name
+            return f"Call {self._choice} first.", key
         return None
 
     # answering calls

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chat_model"]
 
-_KINDS = ("vllm", "sglang", "llamacpp", "ollama", "lmstudio")  # of servers: no prefixes of model names
-
 
 def chat_model(source: Any, protocol: TurnProtocol | str | None, adapter: str | None, remote: Mapping[str, Any]) -> ChatModel:
     """The ChatModel that `source` means.
@@ -44,9 +42,7 @@ def chat_model(source: Any, protocol: TurnProtocol | str | None, adapter: str | 
     if given is not None:
         raise InvalidOption(f"{given}= is for a server: 'openai:MODEL' or an address, such as 'http://localhost:8000/v1', and not for {source!r}")
     if isinstance(source, str):
-        kind, _, name = source.partition(":")
-        if kind in _KINDS and name:
-            raise InvalidOption(f"{source!r} does not say where the server is; write Agent('http://localhost:8000/v1', model={name!r}, server={kind!r})")
+        _refuse_kind(source)
         return _local(source, protocol, adapter)
     if isinstance(source, ChatModel):
         if protocol is not None:
@@ -59,6 +55,17 @@ def chat_model(source: Any, protocol: TurnProtocol | str | None, adapter: str | 
     raise InvalidOption(
         f"the model is {type(source).__name__}; give an Engine, the name of a local model, the address of a server, or a ChatModel (agentkit.model)"
     )
+
+
+def _refuse_kind(name: str) -> None:
+    """Kinds of servers are no prefixes of model names."""
+    kind, _, model = name.partition(":")
+    if not model:
+        return
+    from agentkit.remote.servers import SERVERS
+
+    if kind in SERVERS:
+        raise InvalidOption(f"{name!r} does not say where the server is; write Agent('http://localhost:8000/v1', model={model!r}, server={kind!r})")
 
 
 def _local(engine: Any, protocol: TurnProtocol | str | None, adapter: str | None) -> ChatModel:

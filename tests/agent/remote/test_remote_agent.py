@@ -211,6 +211,14 @@ async def test_calls_where_there_are_to_be_none_do_not_run() -> None:
     assert server.asked[1].body["messages"][-1]["content"] == "No tool can be called in this turn. Answer."
 
 
+async def test_made_up_names_do_not_each_begin_a_count_of_their_own() -> None:
+    answers = [calling(call(0, f"drop_{number}", "{}", "a")) for number in range(3)]
+    async with Server(*answers).running() as server:
+        with pytest.raises(ModelRetryExceeded, match="2 times in a row"):
+            await Agent(server.url, model="m", server="vllm", tools=[get_time]).run("go", tool_choice="none")
+    assert len(server.asked) == 2
+
+
 async def test_more_calls_than_allowed_do_not_run() -> None:
     """Ollama and others do not know parallel_tool_calls. It is no failure of the model: it is told, and may call again."""
     two = [call(0, "get_weather", '{"city":"Oslo"}', "a"), call(1, "get_time", '{"city":"Oslo"}', "b")]
@@ -336,7 +344,9 @@ async def test_a_server_is_asked_once_what_it_is() -> None:
     assert server.listed == []
 
 
-@pytest.mark.parametrize("models", [None, as_json({}, 404), as_json({"data": "?"}), Reply([b"no"]), as_json([1]), listing("somebody", "m")])
+@pytest.mark.parametrize(
+    "models", [None, as_json({}, 404), as_json({"data": "?"}), Reply([b"[" * 100_000]), Reply([b"no"]), as_json([1]), listing("somebody", "m")]
+)
 async def test_a_server_that_does_not_say_what_it_is(models: Reply | None) -> None:
     output, server, _ = await run(saying("Yes."), saying("Yes."), models=models, model="m")
     assert (output, "top_k" in server.asked[0].body, len(server.listed)) == ("Yes.", False, 1)
