@@ -74,8 +74,13 @@ def read_adapter(folder: Path, config: ModelConfig, dtype: torch.dtype, device: 
     for (layer, part, module), pair in pairs.items():
         slot = slots[part]
         down, up = _checked(folder, module, pair, slot, settings.rank_of(module))
+        up = up * settings.scaling(module)
+        for side, tensor in (("A", down), ("B", up)):
+            if not bool(torch.isfinite(tensor.to(dtype)).all()):
+                name, kind = f"{folder / TENSORS}: lora_{side} of {module}", str(dtype).removeprefix("torch.")
+                raise AdapterError(f"{name} holds NaN, or numbers that are infinite as {kind} (lora_alpha / r included); save or fetch the adapter again")
         largest = max(largest, down.shape[0])
-        found.setdefault((layer, slot.matrix), {})[slot.column] = down, up.float() * settings.scaling(module)
+        found.setdefault((layer, slot.matrix), {})[slot.column] = down, up
     return largest, {place: _fused(parts, dtype, device) for place, parts in found.items()}
 
 
@@ -101,12 +106,16 @@ def _pairs(folder: Path, config: ModelConfig) -> dict[tuple[int, str, str], dict
         hint = "; convert adapter_model.bin to safetensors: pickled files are not read" if (folder / "adapter_model.bin").is_file() else ""
         raise AdapterError(f"{folder} holds no {TENSORS}{hint}")
     pairs: dict[tuple[int, str, str], dict[str, torch.Tensor]] = {}
+    seen: dict[tuple[int, str, str], str] = {}  # several names of a tensor mean the same matrix
     for name, tensor in _tensors(file).items():
         match = _NAME.fullmatch(name)
         if match is None or match["part"] not in _PARTS:
             raise AdapterError(f"{file}: the tensor {name!r} is not supported; adapters may change {', '.join(_PARTS)} of each layer")
         if int(match["layer"]) >= config.num_layers:
             raise AdapterError(f"{file}: {name!r} is of layer {match['layer']}, and the model has {config.num_layers}; the adapter is for another model")
+        earlier = seen.setdefault((int(match["layer"]), match["part"], match["side"]), name)
+        if earlier != name:
+            raise AdapterError(f"{file}: {earlier!r} and {name!r} are for the same matrix; save the adapter again with one of them")
         pairs.setdefault((int(match["layer"]), match["part"], match["module"]), {})[match["side"]] = tensor
     if not pairs:
         raise AdapterError(f"{file} holds no tensors")
@@ -124,7 +133,7 @@ def _tensors(file: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _checked(folder: Path, module: str, pair: Mapping[str, torch.Tensor], slot: _Slot, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B of a module, of the shapes that model and config imply."""
+    """A and B of a module in float32, of the shapes that model and config imply."""
     for side, shape in (("A", (rank, slot.inputs)), ("B", (slot.outputs, rank))):
         tensor = pair.get(side)
         if tensor is None:
@@ -134,18 +143,16 @@ def _checked(folder: Path, module: str, pair: Mapping[str, torch.Tensor], slot: 
                 f"{folder / TENSORS}: lora_{side} of {module} is {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}; the model and rank {rank} "
                 f"need numbers of the shape {list(shape)}: the adapter is for another model, or {CONFIG} for another adapter"
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise AdapterError(f"{folder / TENSORS}: lora_{side} of {module} holds NaN or infinite numbers; save or fetch the adapter again")
-    return pair["A"], pair["B"]
+    return pair["A"].float(), pair["B"].float()
 
 
 def _fused(parts: Mapping[int, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype, device: torch.device) -> LowRank:
-    """parts: first column -> A [r, in] and scaled B [columns, r] float32."""
+    """parts: first column -> A [r, in] and scaled B [columns, r], both float32."""
     ups, rank = [], 0
     for column, (_, up) in sorted(parts.items()):
         ups.append(Part(up.to(device, dtype).contiguous(), rank, column))
         rank += up.shape[1]
-    down = torch.cat([down.float() for _, (down, _) in sorted(parts.items())])
+    down = torch.cat([down for _, (down, _) in sorted(parts.items())])
     return LowRank(down.to(device, dtype).contiguous(), tuple(ups))
 
 

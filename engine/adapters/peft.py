@@ -64,15 +64,15 @@ class PeftConfig:
             targets = fields.get("target_modules") or ()
             return cls(
                 rank=_positive(fields, "r"),
-                alpha=float(fields["lora_alpha"]),
+                alpha=_finite(fields, "lora_alpha"),
                 rslora=bool(fields.get("use_rslora", False)),
-                rank_pattern={str(key): _positive(fields["rank_pattern"], key) for key in fields.get("rank_pattern") or {}},
-                alpha_pattern={str(key): float(value) for key, value in (fields.get("alpha_pattern") or {}).items()},
+                rank_pattern={key: _positive(fields["rank_pattern"], key) for key in _expressions(fields.get("rank_pattern"))},
+                alpha_pattern={key: _finite(fields["alpha_pattern"], key) for key in _expressions(fields.get("alpha_pattern"))},
                 targets=() if isinstance(targets, str) else tuple(map(str, targets)),  # a text is an expression, or "all-linear"
             )
         except KeyError as error:
             raise AdapterError(f"{where} has no field {error.args[0]!r}; the file is incomplete") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, re.error) as error:
             raise AdapterError(f"{where}: a field has the wrong form: {error}") from error
 
     def rank_of(self, module: str) -> int:
@@ -90,6 +90,19 @@ def _positive(fields: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
     return value
+
+
+def _finite(fields: Mapping[str, Any], name: str) -> float:
+    value = float(fields[name])
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}")
+    return value
+
+
+def _expressions(pattern: Mapping[str, Any] | None) -> list[str]:
+    for key in pattern or ():
+        re.compile(key)
+    return list(pattern or ())
 
 
 def _matching(pattern: Mapping[str, Any], module: str) -> str:

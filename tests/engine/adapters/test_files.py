@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def test_patterns_are_expressions_at_the_end_of_a_modules_name() -> None:
         ({"r": "8"}, "r must be a whole number"),
         ({"lora_alpha": None}, "a field has the wrong form"),
         ({"rank_pattern": {"q_proj": 2.5}}, "q_proj must be a whole number"),
+        ({"rank_pattern": {"(q_proj": 2}}, "a field has the wrong form: missing \\)"),
+        ({"alpha_pattern": {"q_proj": math.nan}}, "q_proj must be finite"),
+        ({"alpha_pattern": ["q_proj"]}, "a field has the wrong form"),
+        ({"lora_alpha": math.inf}, "lora_alpha must be finite"),
+        ({"lora_alpha": 10**400}, "a field has the wrong form"),
+        ({"lora_alpha": 1e300}, "lora_B of .* infinite as float32"),
         ({"r": 7}, r"lora_A of model.layers.0.mlp.down_proj is float32 \[8, 96\]; the model and rank 7 need numbers of the shape \[7, 96\]"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -123,7 +130,15 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     refused(lambda t: t.update({first + "B.weight": torch.zeros(96, 8)}), r"lora_B of model.layers.0.self_attn.k_proj is float32 \[96, 8\]")
     refused(lambda t: t.update({first + "A.weight": torch.zeros(8, 64, dtype=torch.int32)}), "is int32")
     refused(lambda t: t.update({first + "A.weight": torch.full((8, 64), torch.nan)}), "holds NaN")
+    refused(lambda t: t.update({f"{module(0, 'k')}.lora_B.weight": t[first + "B.weight"].clone()}), "are for the same matrix")
+    refused(lambda t: t.update({first.replace("layers", "language_model.layers") + "A.weight": torch.zeros(8, 64)}), "are for the same matrix")
     refused(lambda t: t.clear(), "holds no tensors")
+
+
+def test_numbers_in_few_bits_are_taken(tmp_path: Path) -> None:
+    file = f"base_model.model.{module(0, 'k')}.lora_A.weight"
+    folder = altered(RandomAdapter(CONFIG).write(tmp_path), lambda t: t.update({file: torch.ones(8, 64).to(torch.float8_e4m3fn)}))
+    assert read(folder)[0] == 8
 
 
 def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
