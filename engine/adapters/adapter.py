@@ -12,10 +12,12 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Adapter", "AdapterForm", "AdapterUse", "Change", "Layered", "LowRank", "Part", "Place"]
+__all__ = ["MATRICES", "Adapter", "AdapterForm", "AdapterUse", "Change", "Layered", "LowRank", "Part", "Place"]
 
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""Those of a layer, in the order in which a forward multiplies by them."""
 Place = tuple[int, str]
-"""A layer's number, and one of its matrices: "qkv", "out", "gate_up", "down"."""
+"""A layer's number, and one of its MATRICES."""
 
 
 class Change(Protocol):

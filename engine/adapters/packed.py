@@ -1,4 +1,4 @@
-"""The change of a matrix in panels, as the CPU's kernel multiplies it. Knows nothing of batches or of who uses it."""
+"""The change of a matrix in panels, as the CPU's kernel multiplies it, and the panels that its kernels read. Knows nothing of batches or of who uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentkit.engine.kernels.low_rank import ROWS, add_low_rank, scratch_floats
 from agentkit.engine.kernels.team import TEAM
 from agentkit.engine.kernels.tiles import WIDTH
 
-__all__ = ["PackedLowRank"]
+__all__ = ["PackedLowRank", "panels"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,10 +31,10 @@ class PackedLowRank:
     @classmethod
     def of(cls, low: LowRank) -> PackedLowRank:
         """low: in float32 on the CPU."""
-        down, at = _panels(low.down.numpy()), 0
+        down, at = panels(low.down.numpy(), WIDTH, low.down.shape[1]), 0
         ups, parts = [], []
         for up, rank, column in low.parts:
-            ups.append(_panels(up.numpy()).ravel())
+            ups.append(panels(up.numpy(), WIDTH, up.shape[1]).ravel())
             parts.append((rank, up.shape[1], column, up.shape[0], at))
             at += ups[-1].size
         return cls(low.down.shape[1], down.shape[0] * WIDTH, down.ravel(), np.concatenate(ups), np.array(parts, np.int64))
@@ -53,9 +53,9 @@ class PackedLowRank:
         )  # fmt: skip
 
 
-def _panels(matrix: Array) -> Array:
-    """A matrix [N, K] as panels [N / 32, K, 32], filled up with zeros."""
-    columns = -(-matrix.shape[0] // WIDTH)
-    wide = np.zeros((columns * WIDTH, matrix.shape[1]), np.float32)
-    wide[: matrix.shape[0]] = matrix
-    return np.ascontiguousarray(wide.reshape(columns, WIDTH, -1).transpose(0, 2, 1))
+def panels(matrix: Array, width: int, columns: int) -> Array:
+    """A matrix [N, K] as panels [N / width, columns, width], filled up with zeros."""
+    count = -(-matrix.shape[0] // width)
+    wide = np.zeros((count * width, columns), np.float32)
+    wide[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return np.ascontiguousarray(wide.reshape(count, width, columns).transpose(0, 2, 1))

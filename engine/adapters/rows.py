@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agentkit.engine.adapters.adapter import AdapterUse, Change, Layered, Place
+from agentkit.engine.adapters.adapter import MATRICES, AdapterUse, Change, Layered, Place
 from agentkit.engine.models.decoder import Decoder, Layer, Linear
 from agentkit.engine.weights.packed import PackedDecoder
 
@@ -20,7 +20,6 @@ __all__ = ["AdaptedLinear", "Run", "adapted", "runs_of"]
 
 Run = tuple[slice, AdapterUse]
 """Neighbouring rows, and what they use."""
-MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from agentkit.engine.adapters.adapter import Adapter, AdapterUse, Layered, LowRank, Place
+from agentkit.engine.adapters.adapter import MATRICES, Adapter, AdapterUse, Layered, LowRank, Place
 from agentkit.engine.kernels.gpu.batch import Batch
 from agentkit.engine.kernels.gpu.choose import Kernels
 from agentkit.engine.models.decoder import Layer, Linear
@@ -21,7 +21,6 @@ from agentkit.engine.models.decoder import Layer, Linear
 __all__ = ["AdapterStacks"]
 
 NO_ADAPTER = -1
-MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 class _Part(NamedTuple):
@@ -140,12 +139,13 @@ class AdapterStacks:
             self._put(number, adapter)
             return
         living = [*self._numbers, adapter]
-        self._room = 1 << (len(living) - 1).bit_length()
+        room = 1 << (len(living) - 1).bit_length()
         lows: dict[Place, list[LowRank]] = {}
         for each in living:
             for place, low in _low_ranks(each).items():
                 lows.setdefault(place, []).append(low)
-        self._stacks = {place: _Stack.room(own, self._room, self._dtype, self._device) for place, own in lows.items()}
+        self._stacks = {place: _Stack.room(own, room, self._dtype, self._device) for place, own in lows.items()}
+        self._room = room  # only now: where the device has no memory for them the old ones go on
         self._numbers.clear()
         for number, each in enumerate(living):
             self._put(number, each)

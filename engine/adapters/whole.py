@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.engine.adapters.adapter import AdapterUse, LowRank, Place
+from agentkit.engine.adapters.adapter import MATRICES, AdapterUse, LowRank, Place
+from agentkit.engine.adapters.packed import panels
 from agentkit.engine.attention import Plan
 from agentkit.engine.kernels import adapted as a
 from agentkit.engine.kernels import tables as t
@@ -25,7 +26,6 @@ from agentkit.engine.weights.packed import PackedDecoder, order_of
 __all__ = ["WholeAdapter", "with_adapters"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class WholeAdapter:
         floats, blocks, at = [], [], 0
         first_block = lines.size
         for (layer, name), low in places.items():
-            down = _panels(low.down.numpy(), LANES, -(-low.down.shape[1] // WIDTH) * WIDTH)
+            down = panels(low.down.numpy(), LANES, -(-low.down.shape[1] // WIDTH) * WIDTH)
             table, ups = _blocks(low, name, _outputs(name, config), at + down.size)
             lines[layer * len(MATRICES) + MATRICES.index(name)] = down.shape[0] * LANES, at, first_block
             floats += [down.ravel(), *ups]
@@ -94,14 +94,6 @@ def with_adapters(decoder: PackedDecoder, uses: Sequence[AdapterUse | None], cho
 def _outputs(name: str, c: ModelConfig) -> int:
     sizes = {"qkv": (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, "gate_up": 2 * c.intermediate_size}
     return sizes.get(name, c.hidden_size)
-
-
-def _panels(matrix: Array, width: int, columns: int) -> Array:
-    """A matrix [N, K] as panels [N / width, columns, width], filled up with zeros."""
-    count = -(-matrix.shape[0] // width)
-    wide = np.zeros((count * width, columns), np.float32)
-    wide[: matrix.shape[0], : matrix.shape[1]] = matrix
-    return np.ascontiguousarray(wide.reshape(count, width, columns).transpose(0, 2, 1))
 
 
 def _blocks(low: LowRank, name: str, outputs: int, at: int) -> tuple[Array, list[Array]]:
