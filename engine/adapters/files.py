@@ -27,7 +27,9 @@ __all__ = ["folder_of", "read_adapter"]
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _WANTED = Wanted((CONFIG, TENSORS), lambda folder: (folder / CONFIG).is_file() and (folder / TENSORS).is_file(), f"{CONFIG} and {TENSORS}")
-_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>(?:model\.|language_model\.)*layers\.(?P<layer>\d+)\.(?P<part>\w+\.\w+))\.lora_(?P<side>[AB])\.weight")
+_NAME = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>(?:model\.|language_model\.)*layers\.(?P<layer>[0-9]{1,6})\.(?P<part>\w+\.\w+))\.lora_(?P<side>[AB])\.weight"
+)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Adapters:
             adapter = self._loaded.get(name)
             if adapter is None:
                 raise self._unknown(name)
-        return AdapterUse(adapter, scale) if scale else None
+        return AdapterUse(adapter, float(scale)) if scale else None
 
     def _unknown(self, name: str) -> AdapterNotFound:
         if not self._loaded:

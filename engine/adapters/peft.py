@@ -65,7 +65,7 @@ class PeftConfig:
             return cls(
                 rank=_positive(fields, "r"),
                 alpha=_finite(fields, "lora_alpha"),
-                rslora=bool(fields.get("use_rslora", False)),
+                rslora=_flag(fields, "use_rslora"),
                 rank_pattern={key: _positive(fields["rank_pattern"], key) for key in _expressions(fields.get("rank_pattern"))},
                 alpha_pattern={key: _finite(fields["alpha_pattern"], key) for key in _expressions(fields.get("alpha_pattern"))},
                 targets=() if isinstance(targets, str) else tuple(map(str, targets)),  # a text is an expression, or "all-linear"
@@ -101,10 +101,22 @@ def _finite(fields: Mapping[str, Any], name: str) -> float:
 
 def _expressions(pattern: Mapping[str, Any] | None) -> list[str]:
     for key in pattern or ():
-        re.compile(key)
+        re.compile(_ending(key))
     return list(pattern or ())
+
+
+def _ending(key: str) -> str:
+    """An expression for the names of modules that end as `key` says."""
+    return rf"(.*\.)?({key})$"
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name) or False
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value
 
 
 def _matching(pattern: Mapping[str, Any], module: str) -> str:
     """The first key that, as an expression, is the end of the module's name; "" where none is."""
-    return next((key for key in pattern if re.match(rf"(.*\.)?({key})$", module)), "")
+    return next((key for key in pattern if re.match(_ending(key), module)), "")

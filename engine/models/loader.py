@@ -125,7 +125,7 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise EngineError(f"{file} holds {type(fields).__name__}, expected a JSON object")

@@ -61,7 +61,7 @@ def merged(loaded: LoadedModel, adapter: RandomAdapter, scale: float = 1.0) -> E
 def test_greedy_tokens_are_those_of_the_merged_model(make: Make, loaded: LoadedModel, made: dict[str, RandomAdapter]) -> None:
     engine = make()
     plain = engine.generate(PROMPT, max_tokens=30)
-    for name, scale in (("a", 1.0), ("b", 1.0), ("a", -0.5)):
+    for name, scale in (("a", 1.0), ("b", 1), ("b", 2), ("a", -0.5)):
         with merged(loaded, made[name], scale) as want:
             g = engine.generate(PROMPT, max_tokens=30, adapter=name, adapter_scale=scale)
             assert g.token_ids == want.generate(PROMPT, max_tokens=30).token_ids

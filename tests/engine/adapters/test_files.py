@@ -82,6 +82,8 @@ def test_patterns_are_expressions_at_the_end_of_a_modules_name() -> None:
         ({"r": "8"}, "r must be a whole number"),
         ({"lora_alpha": None}, "a field has the wrong form"),
         ({"rank_pattern": {"q_proj": 2.5}}, "q_proj must be a whole number"),
+        ({"use_rslora": "no"}, "use_rslora must be true or false, not 'no'"),
+        ({"rank_pattern": {"(?i)q_proj": 8}}, "a field has the wrong form: global flags"),
         ({"rank_pattern": {"(q_proj": 2}}, "a field has the wrong form: missing \\)"),
         ({"alpha_pattern": {"q_proj": math.nan}}, "q_proj must be finite"),
         ({"alpha_pattern": ["q_proj"]}, "a field has the wrong form"),
@@ -111,6 +113,7 @@ def test_what_makes_no_difference_is_taken(tmp_path: Path) -> None:
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "lora_magnitude_vector' is not supported"),
         ("base_model.model.model.layers.0.block.experts.lora_A.weight", "block.experts.lora_A.weight' is not supported"),
         ("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight", "is of layer 2, and the model has 2"),
+        (f"base_model.model.model.layers.{'9' * 5000}.self_attn.q_proj.lora_A.weight", "is not supported"),
         ("base_model.model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight", "vision_tower"),
     ],
 )
@@ -149,9 +152,10 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(AdapterError, match="pickled files are not read"):
         read(folder)
-    (folder / "adapter_config.json").write_text("{")
-    with pytest.raises(AdapterError, match="is not JSON"):
-        read(folder)
+    for text in ("{", "[" * 100_000):
+        (folder / "adapter_config.json").write_text(text)
+        with pytest.raises(AdapterError, match="is not JSON"):
+            read(folder)
     (folder / "adapter_config.json").unlink()
     with pytest.raises(AdapterError, match=r"holds no adapter_config.json"):
         read(folder)
