@@ -51,6 +51,10 @@ def chat_messages(given: Any, template: ChatTemplate) -> list[dict[str, Any]]:
 def encode_chat(template: ChatTemplate, messages: Any, tools: Any, add_generation_prompt: bool) -> list[int]:
     """Messages as `chat_messages` reads them and tools (or None) -> token ids. Raises EngineError as well, where the template fails or shows no tools."""
     read, given = chat_messages(messages, template), None if tools is None else as_dicts("tools", tools)
+    for tool in given or ():
+        if not isinstance(tool.get("function", tool), Mapping):
+            example = {"type": "function", "function": {"name": "...", "parameters": {}}}
+            raise TypeError(f"a tool is the description of a function, such as {example}, not {reprlib.repr(tool)}")
     calls = [call for message in read for call in message.get("tool_calls") or ()]
     if (given or calls) and template.tool_support is None:
         _check_shown(template.render(read, tools=given, add_generation_prompt=add_generation_prompt), given or (), calls)
@@ -120,7 +124,10 @@ def _call(index: int, call: Any, template: ChatTemplate) -> dict[str, Any]:
     if parsed and isinstance(arguments, str):
         arguments = _parsed(arguments)
     elif not parsed and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        try:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refused(index, f"the arguments of its call of {function['name']!r} are no JSON: {error}") from error
     rest = {} if function is call else {key: value for key, value in call.items() if key != "function"}
     return {"type": "function", **rest, "function": {**function, "arguments": arguments}}
 
@@ -128,7 +135,7 @@ def _call(index: int, call: Any, template: ChatTemplate) -> dict[str, Any]:
 def _parsed(arguments: str) -> Any:
     try:
         return json.loads(arguments or "{}")
-    except ValueError:  # a call that was refused at the time: shown as it was
+    except (ValueError, RecursionError):  # a call that was refused at the time: shown as it was
         return arguments
 
 

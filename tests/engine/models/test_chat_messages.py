@@ -84,6 +84,25 @@ def test_arguments_that_are_no_json_are_shown_as_they_were() -> None:
     assert read[1]["tool_calls"] == [call("{broken")]
 
 
+def test_arguments_without_end_are_shown_as_they_were() -> None:
+    """A model that repeats itself writes them, and its call was refused."""
+    text = "[" * 100_000
+    (message,) = chat_messages([{"role": "assistant", "tool_calls": [call(text)]}], template(PARSED))
+    assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+def test_arguments_that_no_json_can_hold_are_named() -> None:
+    with pytest.raises(HistoryError, match="message 1 cannot be read: the arguments of its call of 'get' are no JSON"):
+        chat_messages([USER, {"role": "assistant", "tool_calls": [call({"x": {1, 2}})]}], template(TEXT))
+
+
+@pytest.mark.parametrize("tool", [{"function": "get"}, {"type": "function", "function": None}])
+def test_a_tool_that_describes_no_function(tool: dict[str, Any]) -> None:
+    for source in (TEXT, "{% for m in messages %}{{ m.content }}{% endfor %}"):
+        with pytest.raises(TypeError, match="a tool is the description of a function"):
+            encode_chat(template(source), [USER], [tool], True)
+
+
 def test_tools_and_calls_that_the_template_would_lose_are_refused() -> None:
     turn = {"role": "assistant", "tool_calls": [call("{}")]}
     with pytest.raises(EngineError, match="does not show tools, so the model would not know of 'get'; use an Agent"):
