@@ -24,7 +24,7 @@ from agentkit.engine.models.progress import one_stage
 from agentkit.engine.request import Generation, Outcome, Request, Sink
 from agentkit.engine.sampling import philox
 from agentkit.engine.text import OutputText
-from agentkit.errors import ContextTooLong, GenerationTimeout, GenerationTruncated, GrammarViolation
+from agentkit.errors import ContextTooLong, EngineError, GenerationTimeout, GenerationTruncated, GrammarViolation
 from agentkit.grammars import Vocabulary
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Intake:
                     f"{how} before the output satisfied its grammar; leave the budget guard on, or pass allow_truncated=True to get the text", outcome.text
                 )
             if complete and constraint.parse is not None:
-                value = constraint.parse(outcome.text)
+                value = _value(constraint.parse, outcome.text)
         usage = replace(outcome.usage, load_s=self.load_s)
         return Generation(outcome.text, value, outcome.token_ids, outcome.finish_reason, usage, outcome.stop_string, outcome.logprobs)
 
@@ -221,3 +221,14 @@ def _compile_kernels_once(progress: Callable[..., None] | None) -> None:
     if not kernels_cached():
         with one_stage("compiling the kernels of grammars (once on this machine)", progress):
             compile_kernels()
+
+
+def _value(parse: Callable[[str], Any], text: str) -> Any:
+    """Raises EngineError for an output that its grammar allows and Python's parsers do not follow."""
+    try:
+        return parse(text)
+    except RecursionError as error:
+        raise EngineError(
+            f"the output nests deeper than it can be parsed ({text[:40]!r}...); bound the schema's depth, lower max_tokens, or give the schema as grammar= "
+            "(Grammar.from_json_schema) to get the text alone"
+        ) from error

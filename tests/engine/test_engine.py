@@ -20,7 +20,10 @@ import torch
 from pydantic import BaseModel, Field
 
 from agentkit.engine import Engine, FinishEvent, TokenEvent
+from agentkit.engine.config import SamplingParams
+from agentkit.engine.constraint import resolve
 from agentkit.engine.models.loader import LoadedModel
+from agentkit.engine.request import Outcome, Usage
 from agentkit.errors import AgentKitError, BudgetTooSmall, ContextTooLong, EngineBusy, EngineError, GenerationTruncated, GrammarError, NumericalError
 from agentkit.grammars import Grammar
 from tests.engine.cases.support import case
@@ -414,3 +417,10 @@ def test_importing_the_engine_package_is_cheap() -> None:
     code = f"import sys, agentkit.engine; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_output_that_nests_deeper_than_it_can_be_parsed(tmp_path: Path) -> None:
+    """A model that repeats itself does that, and the guard of the budget closes all of it."""
+    text = "[" * 100_000 + "]" * 100_000
+    with Engine(loaded_model(tmp_path), threads=1) as engine, pytest.raises(EngineError, match="nests deeper than it can be parsed"):
+        engine._intake.conclude(Outcome(text, (), "stop", Usage(), complete=True), SamplingParams(), resolve({"type": "array"}, None, None, None))
