@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 from typing_extensions import TypedDict, TypeVar, Unpack
 
 from agentkit.context import DepsT
-from agentkit.engine.checks import integer
+from agentkit.engine.checks import flag, integer
 from agentkit.errors import InvalidOption, ToolDefinitionError, did_you_mean
 from agentkit.events import Event, FinalEvent, Step, TextDelta, ToolsEvent, TurnEvent
 from agentkit.execute import APPROVE_HELP, Approve
@@ -231,6 +231,7 @@ class Agent(Generic[DepsT, OutputT]):
             raise TypeError(f"a run has no option {wrong!r}.{did_you_mean(wrong, known)} The options are {', '.join(known)}")
         history = check_history(options.get("message_history") or ())
         _check_prompt(prompt, history)
+        execute_tools = flag("execute_tools", options.get("execute_tools", True))
         return RunPlan(
             model=self.model,
             tools=self.tools,
@@ -240,13 +241,13 @@ class Agent(Generic[DepsT, OutputT]):
             instructions=self.instructions,
             deps=self._checked_deps(options.get("deps")),
             tool_choice=self._checked_choice(options.get("tool_choice", "auto")),
-            execute_tools=options.get("execute_tools", True),
+            execute_tools=execute_tools,
             max_calls=self.max_calls,
             max_repeats=self.max_repeats,
             retries=self.retries,
             limits=_limits(options.get("usage_limits")),
             sampling=self._sampling(options),
-            approve=self._checked_approval(options.get("execute_tools", True)),
+            approve=self._checked_approval(execute_tools),
             validators=self.output_validators,
         )
 
@@ -398,4 +399,4 @@ def _by_name(tools: Any) -> dict[str, Tool[..., Any]]:
 def _calls_a_turn(parallel: bool | int) -> int:
     if isinstance(parallel, bool):
         return _MANY_CALLS if parallel else 1
-    return integer("parallel_tool_calls", parallel, 1)
+    return integer("parallel_tool_calls", parallel, 1, hint="or True or False")

@@ -25,7 +25,7 @@ from typing_extensions import ParamSpec
 
 from agentkit.annotations import innermost
 from agentkit.docstrings import Description, describe
-from agentkit.engine.checks import integer, number
+from agentkit.engine.checks import flag, integer, number
 from agentkit.errors import InvalidOption, ToolDefinitionError, ToolError, did_you_mean
 from agentkit.schema import JSONSchema, json_schema_of
 from agentkit.signature import CallPlan, call_plan
@@ -76,8 +76,7 @@ class Tool(Generic[P, R]):
     ) -> None:
         self.function, self._binds_to = _unwrapped(target)
         self.name = _checked_name(name if name is not None else _derived_name(self.function), self.function)
-        self.timeout, self.retries = _checked_options(self.name, timeout, retries)
-        self.approval = approval
+        self.timeout, self.retries, self.approval = _checked_options(self.name, timeout, retries, approval)
         self.has_body = not (inspect.isclass(self.function) and issubclass(self.function, BaseModel))
         self._plan: CallPlan | None = None
         text = self._read_function() if self.has_body else self._read_model()
@@ -300,9 +299,10 @@ def _checked_description(name: str, description: Any) -> str:
     return description
 
 
-def _checked_options(name: str, timeout: Any, retries: Any) -> tuple[float | None, int | None]:
+def _checked_options(name: str, timeout: Any, retries: Any, approval: Any) -> tuple[float | None, int | None, bool]:
     try:
         seconds = None if timeout is None else number("timeout", timeout, 0.0, open_low=True, hint="seconds, or None for no limit")
-        return seconds, None if retries is None else integer("retries", retries, 0, hint="or None for the agent's")
+        tries = None if retries is None else integer("retries", retries, 0, hint="or None for the agent's")
+        return seconds, tries, flag("approval", approval, hint="who approves is approve= of the Agent")
     except InvalidOption as error:
         raise ToolDefinitionError(f"tool {name!r}: {error}") from error

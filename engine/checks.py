@@ -55,10 +55,11 @@ def integer(name: str, value: Any, low: int, high: int | None = None, *, hint: s
     return given
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: Any, *, hint: str = "") -> bool:
     """For anything but True and False an error."""
     if not isinstance(value, bool):
-        raise _refused(name, "True or False", value)
+        raise _refused(name, "True or False", value, hint)
+    return value
 
 
 def check_seed(seed: Any) -> None:

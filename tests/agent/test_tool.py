@@ -69,7 +69,7 @@ async def test_async_functions() -> None:
     assert not Tool(Color.RED.name.join, name="join").is_async
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"retries": -1}])
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"retries": -1}, {"approval": "False"}, {"approval": len}])
 def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError, match=next(iter(options))):
         tool(name="t", **options)(test_bad_options)
