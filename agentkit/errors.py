@@ -1,4 +1,4 @@
-"""Every error that agentkit raises on purpose, as one tree.
+"""The errors of agentkit as one tree; arguments that can never be right are a ValueError or TypeError beside it.
 
     AgentKitError
     ├── GrammarError                  a constraint cannot be built, or cannot be met

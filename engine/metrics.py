@@ -7,6 +7,7 @@ This module knows nothing of models or scheduling, and needs neither client libr
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields
@@ -14,6 +15,9 @@ from typing import Any, Protocol
 
 from agentkit.engine.config import SamplingParams
 from agentkit.engine.request import FinishReason, Request, Usage
+from agentkit.errors import InvalidOption
+
+_log = logging.getLogger("agentkit.engine")
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the histograms' buckets."""
@@ -87,12 +91,17 @@ class EngineStats:
 
 
 class Metrics:
-    """Counters of one engine. model: for spans.   tracer: an OpenTelemetry tracer that gets a span per request, or None."""
+    """Counters of one engine. model: for spans.   tracer: an OpenTelemetry tracer that gets a span per request, or None.
+
+    What a tracer raises is logged. Raises InvalidOption for what is no tracer.
+    """
 
     TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "forced_tokens", "drafted_tokens", "accepted_tokens")
     TIMES = ("queue_s", "ttft_s", "tpot_s", "total_s")
 
     def __init__(self, model: str = "", tracer: Tracer | None = None) -> None:
+        if tracer is not None and not callable(getattr(tracer, "start_span", None)):
+            raise InvalidOption(f"tracer must be an OpenTelemetry tracer, which has start_span, or None, not {tracer!r}")
         self._model = model
         self._tracer = tracer
         self.finished: dict[str, int] = {}
@@ -120,7 +129,10 @@ class Metrics:
             if value is not None:
                 histogram.add(value)
         if self._tracer is not None:
-            self._span(self._tracer, request, usage, reason)
+            try:
+                self._span(self._tracer, request, usage, reason)
+            except Exception:  # noqa: BLE001 - the application's own code, and no reason to withhold an output
+                _log.exception("the tracer failed on a request that is over; its span is lost")
 
     def _span(self, tracer: Tracer, request: Request, usage: Usage, reason: FinishReason | None) -> None:
         end = time.time_ns()

@@ -78,6 +78,8 @@ class Pin:
             self._pool.tree.unpin(node)
 
     def __enter__(self) -> Pin:
+        if self._released:
+            raise EngineError("this pin was released; pin the prefix again")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,7 +92,7 @@ class PrefixCache:
     model: digest of the model and of how it is computed, asked for when files are written or read.
     file: where pinned prefixes are kept between processes. It is read here if it is for this model and precision, and written
         over when something is pinned that it does not hold. Raises EngineError for a file that is damaged or no prefix file, and
-        OSError where its folder cannot be made.
+        where its folder cannot be made.
     """
 
     def __init__(self, pool: KVPool, loop: EngineLoop, model: Callable[[], str], file: Path | None = None) -> None:
@@ -100,7 +102,10 @@ class PrefixCache:
         self._file = file
         self._in_file: set[Node] = set()
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise EngineError(f"prefix_file={str(file)!r}: its folder cannot be made ({error}); give another path") from error
             if file.exists() and is_meant_for(pool, file, model()):
                 load_prefixes(pool, file, model())  # the engine thread does not run yet
                 self._in_file = set(pool.tree)

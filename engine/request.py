@@ -284,9 +284,11 @@ class Request:
     def _end(self, last: Outcome | BaseException) -> None:
         if self.state is not State.FINISHED:
             self.state = State.FINISHED
-            if self.on_end is not None:
-                self.on_end(self)
-            self.sink(last)
+            try:
+                if self.on_end is not None:
+                    self.on_end(self)
+            finally:
+                self.sink(last)
 
     def usage(self) -> Usage:
         c, now = self.clock, time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from agentkit.engine import Engine, FinishEvent, SamplingParams, Usage
 from agentkit.engine.metrics import genai_attributes
-from agentkit.errors import EngineError, GenerationTimeout, GenerationTruncated
+from agentkit.errors import EngineError, GenerationTimeout, GenerationTruncated, InvalidOption
 from tests.engine.loaded import loaded_model
 from tests.engine.tiny import Bench, ScriptedDecoder, TextsMatcher, TinyDecoder, tokenize
 
@@ -150,6 +151,29 @@ def test_a_timeout_is_a_timeout_error(make: Make) -> None:
     assert cut.finish_reason == "timeout"
     with pytest.raises(ValueError, match="timeout"):
         engine.generate("x", timeout=0)
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+def test_a_tracer_that_fails_costs_its_span_alone(make: Make, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Span:
+        def end(self, end_time: int) -> None:
+            raise RuntimeError("no collector")
+
+    class Tracer:
+        def start_span(self, name: str, *, start_time: int | None = None, attributes: Any = None) -> Span:
+            if place == "start":
+                raise RuntimeError("no collector")
+            return Span()
+
+    engine = make(tracer=Tracer())
+    assert len(engine.generate("hello", max_tokens=4).token_ids) == 4
+    assert asyncio.run(engine.agenerate("hello", max_tokens=4)).finish_reason == "length"
+    assert [record.message for record in caplog.records] == ["the tracer failed on a request that is over; its span is lost"] * 2
+
+
+def test_what_is_no_tracer_is_refused(make: Make) -> None:
+    with pytest.raises(InvalidOption, match="tracer must be an OpenTelemetry tracer, which has start_span, or None, not 5"):
+        make(tracer=5)
 
 
 def test_figures_of_the_engine(make: Make) -> None:

@@ -136,6 +136,19 @@ def test_without_a_cache_there_is_nothing_to_pin_save_or_load(make: Make, tmp_pa
     assert not (tmp_path / "file").exists()
 
 
+def test_a_pin_that_was_released_is_not_entered_again(make: Make) -> None:
+    with make().pin(prompt="hello") as pin:
+        pass
+    with pytest.raises(EngineError, match="this pin was released; pin the prefix again"), pin:
+        pass
+
+
+def test_a_prefix_file_whose_folder_cannot_be_made_is_named(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(EngineError, match=r"prefix_file=.*its folder cannot be made"):
+        make(prefix_file=tmp_path / "file" / "prefix")
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make()
     engine.pin(prompt=list(range(50)))

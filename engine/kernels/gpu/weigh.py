@@ -29,7 +29,7 @@ WIDEST = 64
 
 
 @triton.jit(do_not_specialize=["page_request"], do_not_specialize_on_alignment=["query_starts", "lengths", "slots", "pages"])
-def _weigh(
+def _weigh_keys(
     queries, lse, keys, key_scales, sums, fresh, ends, query_starts, lengths, slots, pages, scale, cap, q_token, q_head, lse_token,
     kv_head, kv_slot, scale_head, scale_slot, sums_head, page_request,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, PAGE: tl.constexpr,
@@ -100,7 +100,7 @@ def weigh(
     heads, dim = q.shape[1:]
     group, shape, pages = heads // layer.kv_heads, batch.shape, batch.pages[layer.table]
     launch = launch or _launch(q, layer, shape)
-    _weigh[(shape.requests, triton.cdiv(shape.max_length, launch.block_n), layer.kv_heads)](
+    _weigh_keys[(shape.requests, triton.cdiv(shape.max_length, launch.block_n), layer.kv_heads)](
         q, lse, layer.keys, layer.key_scales, received.sums, received.fresh, received.ends, batch.query_starts, batch.lengths, batch.slots[layer.table], pages,
         scale * (1.0 if softcap else _LOG2_E), softcap or 1.0, q.stride(0), q.stride(1), lse.stride(0),
         layer.keys.stride(0), layer.keys.stride(1), *layer.scale_strides, received.sums.stride(0), pages.stride(0),
