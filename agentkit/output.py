@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
 from typing import Any, Union
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic_core import SchemaError
 
 from agentkit.errors import InvalidOption
+from agentkit.grammars.frontends.pydantic import first_line, misfit
 from agentkit.schema import JSONSchema, json_schema_of
 
 __all__ = ["OutputSpec"]
@@ -35,20 +36,21 @@ class OutputSpec:
         if isinstance(type_, Sequence) and not isinstance(type_, str | bytes):
             if not type_:
                 raise InvalidOption("output_type is an empty list; give at least one type")
+            for member in type_:
+                _check_type(member)
             type_ = Union[tuple(type_)]  # noqa: UP007  # the members are only known now
+        _check_type(type_)
         self.type = type_
         self.schema: JSONSchema | None = None
         self.accepted: JSONSchema | None = None
         self._adapter: TypeAdapter[Any] | None = None
         if type_ is str:
             return
-        if isinstance(type_, types.FunctionType):
-            raise InvalidOption(f"output_type is the function {type_.__name__}; give a type, or pass the function among the tools")
         try:
             self._adapter = TypeAdapter(type_)
             self.schema, self.accepted = json_schema_of(self._adapter), json_schema_of(self._adapter, exact=True)
-        except (PydanticUserError, PydanticSchemaGenerationError, TypeError, NameError) as error:
-            raise InvalidOption(f"output_type {type_!r} has no JSON form: {error}") from error
+        except (PydanticUserError, PydanticSchemaGenerationError, SchemaError, TypeError, NameError) as error:
+            raise InvalidOption(f"output_type {type_!r} has no JSON form: {first_line(error)}") from error
 
     def validate(self, text: str) -> Any:
         """The value of a final answer.
@@ -57,3 +59,11 @@ class OutputSpec:
             pydantic.ValidationError: the text is not valid.
         """
         return text.strip() if self._adapter is None else self._adapter.validate_json(text.strip())
+
+
+def _check_type(given: Any) -> None:
+    if isinstance(given, dict):
+        raise InvalidOption("output_type is a dict; give a type or a model; a JSON Schema goes to engine.generate(schema=...)")
+    problem = misfit(given)
+    if problem is not None:
+        raise InvalidOption(f"output_type {problem}" + (", or pass it among the tools" if callable(given) else ""))

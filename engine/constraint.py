@@ -71,6 +71,8 @@ def _from_schema(schema: Any) -> Constraint:
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    if isinstance(annotation, TypeAdapter):
+        return annotation
     try:
         return _cached_adapter(annotation)
     except TypeError:  # an annotation that cannot be hashed

@@ -48,8 +48,11 @@ def pay(amount: int) -> int:
         ({"output_validators": len}, r"output_validators must be a list, such as output_validators=\[len\]"),
         ({"output_validators": [5]}, "output_validators must be"),
         ({"output_type": []}, "output_type is an empty list"),
-        ({"output_type": lambda: 1}, "output_type is the function"),
-        ({"output_type": type("Odd", (), {})}, "output_type .*Odd.* has no JSON form"),
+        ({"output_type": lambda: 1}, "output_type is the function <lambda>; give a type, or pass it among the tools"),
+        ({"output_type": {"type": "integer"}}, r"give a type or a model; a JSON Schema goes to engine.generate\(schema=...\)"),
+        ({"output_type": UsageLimits()}, "output_type is an instance of UsageLimits; give the class or type itself, not an instance"),
+        ({"output_type": [int, 5]}, "output_type is an instance of int; give the class"),
+        ({"output_type": type("Odd", (), {})}, "output_type .*Odd.* has no JSON form: [^\n]*$"),
     ],
 )
 def test_agent_options(options: dict[str, Any], message: str) -> None:

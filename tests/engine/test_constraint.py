@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, TypeAdapter
 
 from agentkit.engine.constraint import resolve
 from agentkit.errors import InvalidGrammar
@@ -38,3 +40,38 @@ def test_an_integer_is_read_as_one(schema: Any) -> None:
     assert made.parse is not None
     assert type(made.parse("5")) is int
     assert type(json.loads("5.0")) is float  # what a spelling with a fraction would have been
+
+
+class City(BaseModel):
+    name: str
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (City(name="Rome"), "the schema is an instance of City; give the class or type itself, not an instance"),
+        (Point(1), "the schema is an instance of Point; give the class or type itself, not an instance"),
+        (5, "the schema is an instance of int; give the class or type itself, not an instance"),
+        (lambda x: x, "the schema is the function <lambda>; give a type"),
+        (len, "the schema is the function len; give a type"),
+        ([int, str], "the schema is a list of types; write alternatives as a union, such as int | str"),
+    ],
+    ids=str,
+)
+def test_what_is_no_type_is_refused_in_a_line(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidGrammar) as raised:
+        resolve(schema=schema)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("schema", [City | None, TypeAdapter(City), list[City]], ids=["union", "adapter", "list"])
+def test_what_is_made_of_types_is_one(schema: Any) -> None:
+    made = resolve(schema=schema)
+    assert made is not None
+    assert made.parse is not None
+    assert made.parse('[{"name":"Rome"}]' if schema == list[City] else '{"name":"Rome"}') in (City(name="Rome"), [City(name="Rome")])
