@@ -41,7 +41,7 @@ def is_remote(target: str) -> bool:
     return target.lower().startswith((*_SCHEMES, _PREFIX))
 
 
-def resolve(target: str, model: Any = None, api_key: Any = None) -> Address:
+def resolve(target: Any, model: Any = None, api_key: Any = None) -> Address:
     """The server that `target` means.
 
     Args:
@@ -52,6 +52,8 @@ def resolve(target: str, model: Any = None, api_key: Any = None) -> Address:
     Raises:
         InvalidOption: the address or key cannot be used, or the key is missing.
     """
+    if not isinstance(target, str):
+        raise InvalidOption(f"target must be 'openai:MODEL' or the address of a server, such as 'http://localhost:8000/v1', not {type(target).__name__}")
     for name, value in (("model", model), ("api_key", api_key)):
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise InvalidOption(f"{name} must be text, or None, not {'an empty text' if isinstance(value, str) else type(value).__name__}")

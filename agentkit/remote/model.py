@@ -66,8 +66,8 @@ class RemoteModel:
     ) -> None:
         self.address: Address = resolve(target, model, api_key)
         self.bounds = Bounds(connect_timeout, read_timeout, timeout, max_retries)
-        self._extra = _extra(extra_body or {})
-        self._connection = Connection(self.address, self.bounds, _headers(headers or {}))
+        self._extra = _extra(_mapping("extra_body", extra_body, {"reasoning_effort": "low"}))
+        self._connection = Connection(self.address, self.bounds, _headers(_mapping("headers", headers, {"x-tenant": "a"})))
         self._server: Server | None = SERVERS["openai"] if self.address.is_openai else None
         if server is not None:
             self._server = _named(server)
@@ -187,7 +187,16 @@ def _named(server: Any) -> Server:
     return SERVERS[server]
 
 
-def _extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+def _mapping(name: str, given: Any, example: Mapping[str, str]) -> Mapping[Any, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidOption(f"{name} must be a dict, such as {example}, or None, not {type(given).__name__}")
+    return given or {}
+
+
+def _extra(extra: Mapping[Any, Any]) -> dict[str, Any]:
+    odd = next((name for name in extra if not isinstance(name, str)), None)
+    if odd is not None:
+        raise InvalidOption(f"extra_body: {odd!r} is no name of a field; names are text")
     own = sorted(_OWN & extra.keys())
     if own:
         raise InvalidOption(f"extra_body has {', '.join(own)}, which the agent itself sends; leave it out")

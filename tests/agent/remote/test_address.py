@@ -91,6 +91,15 @@ def test_options() -> None:
     for name in ("", "a b", "a:b", "ä"):
         with pytest.raises(InvalidOption, match="is no name of a header"):
             RemoteModel("http://host/v1", "m", headers={name: "x"})
+    for name in ("extra_body", "headers"):
+        for value in ("x", 5, [("a", "b")], []):
+            with pytest.raises(InvalidOption, match=f"{name} must be a dict, such as {{.*}}, or None, not {type(value).__name__}"):
+                RemoteModel("http://host/v1", "m", **{name: value})
+    with pytest.raises(InvalidOption, match="extra_body: 1 is no name of a field"):
+        RemoteModel("http://host/v1", "m", extra_body={1: 2})
+    for target in (None, 5, b"http://host/v1"):
+        with pytest.raises(InvalidOption, match=f"target must be 'openai:MODEL' or the address of a server, such as .*, not {type(target).__name__}"):
+            RemoteModel(target, "m")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="read_timeout"):
         RemoteModel("http://host/v1", "m", read_timeout=0)
     with pytest.raises(InvalidOption, match="max_retries"):
