@@ -1,11 +1,13 @@
 """The threads that run a kernel side by side: the caller's own, and helpers that wait for work.
 
 A kernel that runs here divides its work by sync.py, so helpers that are late cost time only. There is one team per process; two
-callers take turns. Knows nothing of what the kernels compute.
+callers take turns. Helpers end before the interpreter does: one that let go of a tensor after that would abort the process.
+Knows nothing of what the kernels compute.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -30,8 +32,17 @@ class Team:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: list[SimpleQueue[Callable[[], object]]] = []
+        self._helpers: list[_Helper] = []
         self._scratch: list[Array] = []
+        self._ended = False
+
+    def end(self) -> None:
+        """Waits until the helpers are gone; what runs from now on runs on its caller's thread alone."""
+        with self._lock:
+            self._ended = True
+            helpers, self._helpers = self._helpers, []
+        for helper in helpers:
+            helper.end()
 
     def run(self, kernel: Callable[..., None], workers: int, scratch: int, *arguments: Any) -> None:
         """kernel(worker, sync, *arguments, scratch of that worker), on all workers at once; returns when the work is done.
@@ -39,28 +50,36 @@ class Team:
         scratch: float32 numbers that each worker needs.
         """
         with self._lock:
-            while len(self._jobs) < workers - 1:
-                self._jobs.append(_helper(len(self._jobs) + 1))
+            while len(self._helpers) < workers - 1 and not self._ended:
+                self._helpers.append(_Helper(len(self._helpers) + 1))
             while len(self._scratch) < workers:
                 self._scratch.append(np.empty(0, np.float32))
             for worker in range(workers):
                 if self._scratch[worker].size < scratch:
                     self._scratch[worker] = np.empty(scratch, np.float32)
             sync = np.zeros(SYNC_SIZE, np.int64)
-            for worker in range(1, workers):
-                self._jobs[worker - 1].put(partial(kernel, worker, sync, *arguments, self._scratch[worker]))
+            for worker, helper in enumerate(self._helpers[: workers - 1], 1):
+                helper.jobs.put(partial(kernel, worker, sync, *arguments, self._scratch[worker]))
             kernel(0, sync, *arguments, self._scratch[0])
 
 
+class _Helper:
+    """A thread that does one job after the other."""
+
+    def __init__(self, number: int) -> None:
+        self.jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"agentkit-kernels-{number}", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job()
+            del job  # what it holds is not kept until the next one
+
+    def end(self) -> None:
+        self.jobs.put(None)
+        self._thread.join()
+
+
 TEAM = Team()
-
-
-def _helper(number: int) -> SimpleQueue[Callable[[], object]]:
-    jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
-
-    def work() -> None:
-        while True:
-            jobs.get()()
-
-    threading.Thread(target=work, name=f"agentkit-kernels-{number}", daemon=True).start()
-    return jobs
+atexit.register(TEAM.end)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +44,32 @@ def test_helpers_that_never_come_cost_time_only(monkeypatch: pytest.MonkeyPatch)
     alone = multiply(Team(), 1, packed._tables, x)
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     assert np.array_equal(multiply(Team(), 4, packed._tables, x), alone)
+
+
+def test_a_team_that_has_ended_goes_on_alone() -> None:
+    packed, _ = quantised(decoder())
+    x = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
+    before, team = set(threading.enumerate()), Team()
+    wanted = multiply(team, 3, packed._tables, x)
+    helpers = set(threading.enumerate()) - before
+    assert len(helpers) == 2
+    team.end()
+    assert not any(thread.is_alive() for thread in helpers)
+    assert np.array_equal(multiply(team, 3, packed._tables, x), wanted)
+    assert set(threading.enumerate()) <= before
+
+
+def test_helpers_keep_nothing_of_what_they_have_done() -> None:
+    packed, _ = quantised(decoder())
+    x, team = np.zeros((9, 64), np.float32), Team()
+    multiply(team, 3, packed._tables, x)
+    gone = weakref.ref(x)
+    del x
+    deadline = time.monotonic() + 10  # a helper may come late
+    while gone() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone() is None
+    team.end()
 
 
 def test_callers_take_turns() -> None:
