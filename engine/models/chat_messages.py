@@ -42,6 +42,8 @@ def chat_messages(given: Any, template: ChatTemplate) -> list[dict[str, Any]]:
         raise ValueError("messages is empty; give at least one message, such as {'role': 'user', 'content': '...'}")
     for index, message in enumerate(messages):
         message["role"] = _role(index, message, template)
+        if message.get("function_call") and not message.get("tool_calls") and "function_call" not in template.source:
+            message["tool_calls"] = [{"function": message.pop("function_call")}]  # OpenAI's older form of a call
         if message.get("tool_calls") is not None:
             message["tool_calls"] = [_call(index, call, template) for call in _calls(index, message)]
         message["content"] = _content(index, message, template)

@@ -113,3 +113,11 @@ def test_tools_and_calls_that_the_template_would_lose_are_refused() -> None:
     assert shown.tool_support is not None
     ids = encode_chat(shown, [USER, turn], [TOOL], add_generation_prompt=True)
     assert ids == shown.encode(chat_messages([USER, turn], shown), tools=[TOOL])
+
+
+def test_a_call_in_the_older_form_is_one() -> None:
+    turn = {"role": "assistant", "content": None, "function_call": {"name": "get", "arguments": '{"x": 1}'}}
+    read = chat_messages([USER, turn], template(PARSED))
+    assert read[1] == {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "get", "arguments": {"x": 1}}}]}
+    with pytest.raises(EngineError, match="does not show calls"):
+        encode_chat(template(), [USER, turn], None, add_generation_prompt=True)
