@@ -5,6 +5,7 @@ Numbers of other libraries count as numbers; each check gives the plain value ba
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
@@ -60,6 +61,17 @@ def flag(name: str, value: Any, *, hint: str = "") -> bool:
     if not isinstance(value, bool):
         raise _refused(name, "True or False", value, hint)
     return value
+
+
+def listener(name: str, value: Any) -> None:
+    """A listener is None or a function that can be called where it is: an async one, or a generator, would never run."""
+    if value is None:
+        return
+    if not callable(value):
+        raise _refused(name, "a function of one event, or None", value)
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(kind(each) for kind in kinds for each in (value, getattr(type(value), "__call__", None))):  # noqa: B004  # the method itself is wanted
+        raise _refused(name, "a plain function of one event", value, "an async function or generator would never run; iterate over astream(...) instead")
 
 
 def check_seed(seed: Any) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from agentkit.cache_folder import cache_root
 from agentkit.engine.adapters.adapter import Adapter, AdapterUse
 from agentkit.engine.assembly import adapters_for, model_for, scheduler_for
+from agentkit.engine.checks import listener
 from agentkit.engine.config import EngineConfig, GenerateOptions, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.constraint import Constraint, resolve
 from agentkit.engine.fingerprint import fingerprint
@@ -158,6 +159,7 @@ class Engine:
         Special tokens in a text prompt are recognised: it is the developer's own. Options: see the class. With n > 1 the
         outcome is the first output, the others are its `alternatives`.
         """
+        listener("on_event", on_event)
         params = sampling_params(options)
         streams = self._streams(prompt, params, resolve(schema, regex, grammar, choices), whole=on_event is None)
         try:
@@ -195,6 +197,7 @@ class Engine:
         **options: Unpack[SamplingOptions],
     ) -> Generation:
         """`generate` for async callers; cancelling the task cancels the request. `on_event` runs on the event loop."""
+        listener("on_event", on_event)
         params = sampling_params(options)
         generations: dict[int, Generation] = {}
         async with aclosing(self._events(prompt, params, (schema, regex, grammar, choices), whole=on_event is None)) as events:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from agentkit.engine.checks import listener
 from agentkit.engine.config import EngineConfig, SamplingOptions, SamplingParams, sampling_params
 from agentkit.engine.kv_policy import H2O, Streaming, Window
+from agentkit.errors import InvalidOption
 
 
 @pytest.mark.parametrize(
@@ -82,3 +85,23 @@ def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
 def test_engine_values_out_of_range(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         EngineConfig("m", **{name: value})
+
+
+async def waits(event: object) -> None: ...
+
+
+class Waits:
+    async def __call__(self, event: object) -> None: ...
+
+    async def see(self, event: object) -> None: ...
+
+
+@pytest.mark.parametrize("value", [5, "print", waits, partial(waits), Waits(), Waits().see])
+def test_a_listener_that_could_not_be_called_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"on_event must be a (plain )?function of one event"):
+        listener("on_event", value)
+
+
+@pytest.mark.parametrize("value", [None, print, [].append, partial(print, 1), lambda event: event, list])
+def test_a_listener_may_be_anything_that_is_called(value: Any) -> None:
+    listener("on_event", value)

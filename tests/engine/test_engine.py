@@ -24,7 +24,17 @@ from agentkit.engine.config import SamplingParams
 from agentkit.engine.constraint import resolve
 from agentkit.engine.models.loader import LoadedModel
 from agentkit.engine.request import Outcome, Usage
-from agentkit.errors import AgentKitError, BudgetTooSmall, ContextTooLong, EngineBusy, EngineError, GenerationTruncated, GrammarError, NumericalError
+from agentkit.errors import (
+    AgentKitError,
+    BudgetTooSmall,
+    ContextTooLong,
+    EngineBusy,
+    EngineError,
+    GenerationTruncated,
+    GrammarError,
+    InvalidOption,
+    NumericalError,
+)
 from agentkit.grammars import Grammar
 from tests.engine.cases.support import case
 from tests.engine.loaded import loaded_model
@@ -190,6 +200,11 @@ def test_on_event_sees_every_event(engine: Engine) -> None:
     g = engine.generate("xyz", max_tokens=5, on_event=seen.append)
     assert seen[-1] == FinishEvent(g)
     assert len(seen) >= 6
+    for wrong in (5, engine.agenerate):
+        with pytest.raises(InvalidOption, match="on_event must be"):
+            engine.generate("xyz", on_event=wrong)
+        with pytest.raises(InvalidOption, match="on_event must be"):
+            asyncio.run(engine.agenerate("xyz", on_event=wrong))
 
 
 def test_seeds(make: Make) -> None:
