@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from agentkit.engine.checks import check_seed, flag, integer, number, plain, plain_numbers
 from agentkit.engine.kv_policy import FORMATS, H2O, Policy, Streaming, Window, check_format
 from agentkit.engine.speculation.setting import check_speculation
-from agentkit.errors import InvalidOption
+from agentkit.errors import InvalidOption, did_you_mean
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient of two logits would leave the range of a float long before."""
@@ -24,6 +24,8 @@ MAX_BIAS = 1e9
 """Of a bias or penalty. What is added to a logit, as often as tokens fit into a context, must stay a finite float32."""
 MOST_BYTES = 1 << 62
 """More than any machine has, and still a size to ask for."""
+CONSTRAINTS = ("schema", "regex", "grammar", "choices")
+"""Options of a generation that are no SamplingParams, for messages."""
 MAX_THREADS = 1024
 """More than any processor runs at once; a number by mistake would leave the process unable to start a thread."""
 
@@ -286,5 +288,6 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     known = [f.name for f in fields(SamplingParams)]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"unknown generation option {unknown[0]!r}; known are {', '.join(known)}")
+        known = [*CONSTRAINTS, *known]
+        raise TypeError(f"unknown generation option {unknown[0]!r}.{did_you_mean(unknown[0], known)} Known are {', '.join(known)}")
     return SamplingParams(**options)  # type: ignore[arg-type] # stop is brought into shape and checked there

@@ -58,8 +58,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_unknown_option_lists_the_known_ones() -> None:
-    with pytest.raises(TypeError, match=r"'temprature'.*temperature"):
-        sampling_params({"temprature": 0.1})  # type: ignore[typeddict-unknown-key]
+    for wrong, meant in (("temprature", "temperature"), ("shema", "schema"), ("max_token", "max_tokens")):
+        with pytest.raises(TypeError, match=rf"unknown generation option '{wrong}'\. Did you mean '{meant}'\? Known are schema, .*, temperature, "):
+            sampling_params({wrong: 0.1})  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"unknown generation option 'xyz'\. Known are "):
+        sampling_params({"xyz": 0.1})  # type: ignore[typeddict-unknown-key]
 
 
 def test_the_keyword_arguments_are_those_of_the_parameters() -> None:
