@@ -122,7 +122,8 @@ def check_history(messages: Any) -> list[Message]:
         HistoryError: names the message by its index.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
-        raise HistoryError(f"a message history is a list of messages, not {type(messages).__name__}; read JSON text with messages_from_json")
+        advice = "pass its .all_messages()" if hasattr(messages, "all_messages") else "read JSON text with messages_from_json"
+        raise HistoryError(f"a message history is a list of messages, not {type(messages).__name__}; {advice}")
     try:
         checked = _MESSAGES.validate_python(list(messages))
     except ValidationError as error:

@@ -122,6 +122,14 @@ async def test_sampling_of_a_run_overrides_the_agents() -> None:
     assert got == [(10, 0.5, 0.9, None), (20, 0.0, 0.9, 7)]
 
 
+def test_a_result_is_no_history() -> None:
+    result = Agent(ScriptedModel("a")).run_sync("go")
+    with pytest.raises(HistoryError, match=r"a message history is a list of messages, not RunResult; pass its \.all_messages\(\)"):
+        Agent(ScriptedModel("b")).run_sync("on", message_history=result)
+    with pytest.raises(HistoryError, match="not int; read JSON text with messages_from_json"):
+        Agent(ScriptedModel("b")).run_sync("on", message_history=5)
+
+
 def test_models() -> None:
     assert isinstance(ScriptedModel(), ChatModel)
     local = Agent("smollm2-135m")
