@@ -61,7 +61,7 @@ class Point:
         (len, "the schema is the function len; give a type"),
         ([int, str], "the schema is a list of types; write alternatives as a union, such as int | str"),
     ],
-    ids=str,
+    ids=["model", "dataclass", "number", "lambda", "built-in", "list"],
 )
 def test_what_is_no_type_is_refused_in_a_line(schema: Any, message: str) -> None:
     with pytest.raises(InvalidGrammar) as raised:
