@@ -17,7 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agentkit.engine.checks import integer, number, plain_numbers
 from agentkit.errors import InvalidOption, RemoteError, RemoteProtocolError, RemoteTimeout
@@ -230,7 +230,8 @@ class Connection:
         import httpx
 
         taken = 0
-        async with aclosing(response.aiter_bytes()) as pieces:  # type: ignore[type-var]  # it is an async generator
+        # httpx says only that it can be iterated over, and makes it an async generator, which must be closed where it is left early
+        async with aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_bytes())) as pieces:
             while True:
                 try:
                     async with budget:

@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ def compilations() -> Figures:
     return counted
 
 
+def note(report: Report, name: str, box: Box) -> None:
+    """What a section has found so far, and what it is at."""
+    report.put(name, box, running=box.doing)
+
+
 def run(setup: Setup, names: Sequence[str], report: Report, limit: float) -> int:
     """Runs the sections within `limit` seconds; 1 if one failed, BROKEN if the device cannot go on after it."""
     report.result["machine"] = machine(setup)
@@ -98,7 +104,7 @@ def run(setup: Setup, names: Sequence[str], report: Report, limit: float) -> int
         if box.seconds <= 0:
             report.put(name, box, skipped=["all of it: the time is up"])
             continue
-        box.noted = lambda name=name, box=box: report.put(name, box, running=box.doing)  # type: ignore[misc]
+        box.noted = partial(note, report, name, box)
         box.noted()
         try:
             function(bench, box)

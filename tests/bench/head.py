@@ -20,10 +20,12 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -68,51 +70,68 @@ def _one_of(tools: list[dict[str, Any]]) -> dict[str, Any]:
     return {"anyOf": [call(tool) for tool in tools]}
 
 
-class Wide:
-    """Counts, of the masks under which tokens are chosen, the share of the head's blocks of 32 that they allow anything of."""
+def whole(*_: Any) -> None:
+    """In place of Scheduler._allowed: every output is computed."""
 
-    def __init__(self) -> None:
-        self.shares: list[float] = []
-        advance, shares = Advancer.advance, self.shares
 
-        def counting(advancer: Advancer, request: Any, logits: Any) -> None:
-            if request.mask is not None:
-                shares.append(np.count_nonzero(request.mask) / request.mask.size)
-            advance(advancer, request, logits)
+@contextmanager
+def spared(spares: bool) -> Iterator[None]:
+    """With or without what is measured here."""
+    with nullcontext() if spares else patch.object(Scheduler, "_allowed", whole):
+        yield
 
-        Advancer.advance = counting  # type: ignore[method-assign]
 
-    def __str__(self) -> str:
-        shares = np.array(self.shares)
-        return f"{np.mean(shares < 0.05):.0%} under 5 % of the head, {np.mean(shares > 0.9):.0%} over 90 %, mean {shares.mean():.2f}"
+@contextmanager
+def shares_counted() -> Iterator[list[float]]:
+    """Of the masks under which tokens are chosen inside, the share of the head's blocks of 32 that they allow anything of."""
+    shares: list[float] = []
+    advance = Advancer.advance
+
+    def counting(advancer: Advancer, request: Any, logits: Any) -> None:
+        if request.mask is not None:
+            shares.append(np.count_nonzero(request.mask) / request.mask.size)
+        advance(advancer, request, logits)
+
+    with patch.object(Advancer, "advance", counting):
+        yield shares
+
+
+def widths(shares: Sequence[float]) -> str:
+    found = np.array(shares)
+    return f"{np.mean(found < 0.05):.0%} under 5 % of the head, {np.mean(found > 0.9):.0%} over 90 %, mean {found.mean():.2f}"
 
 
 def both_ways(engine: Engine, name: str, jobs: list[Job], *, warm: bool) -> None:
     """warm: prompts are computed before."""
-    own, wide = Scheduler._allowed, Wide()
     used: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    with shares_counted() as shares:
+        same = _in_turns(engine, jobs, used, warm=warm)
+    (before, wall), (now, wall_now) = (tuple(statistics.mean(column) * 1e3 for column in zip(*used[key], strict=True)) for key in (False, True))
+    print(f"| {name} | {before:.0f} | {now:.0f} | {1 - now / before:.1%} | {wall:.0f} | {wall_now:.0f} | {same}/{len(jobs)} | {widths(shares)} |", flush=True)
+
+
+def _in_turns(engine: Engine, jobs: list[Job], used: dict[bool, list[tuple[float, float]]], *, warm: bool) -> int:
+    """Adds seconds of processor and clock of each job to `used`; how many outputs are the same both ways."""
     same = 0
     for number, (prompt, grammar) in enumerate([jobs[0], *jobs]):
         if warm or not number:
             engine.generate(prompt, grammar=grammar, max_tokens=200)
         outputs = {}
         for spares in (True, False) if number % 2 else (False, True):
-            Scheduler._allowed = own if spares else lambda *_: None  # type: ignore[method-assign]
             if not warm:
                 engine.prefix.clear()  # a question's own tokens; what is pinned stays
-            start = time.process_time(), time.perf_counter()
-            outputs[spares] = engine.generate(prompt, grammar=grammar, max_tokens=200).token_ids
+            with spared(spares):
+                start = time.process_time(), time.perf_counter()
+                outputs[spares] = engine.generate(prompt, grammar=grammar, max_tokens=200).token_ids
             if number:
                 used[spares].append((time.process_time() - start[0], time.perf_counter() - start[1]))
         same += bool(number) and outputs[True] == outputs[False]
-    Scheduler._allowed = own  # type: ignore[method-assign]
-    (before, wall), (now, wall_now) = (tuple(statistics.mean(column) * 1e3 for column in zip(*used[key], strict=True)) for key in (False, True))
-    print(f"| {name} | {before:.0f} | {now:.0f} | {1 - now / before:.1%} | {wall:.0f} | {wall_now:.0f} | {same}/{len(jobs)} | {wide} |", flush=True)
+    return same
 
 
 def together(engine: Engine, jobs: list[Job]) -> None:
     """All jobs at once, twice each way."""
-    own, used = Scheduler._allowed, {False: [0.0, 0.0], True: [0.0, 0.0]}
+    used = {False: [0.0, 0.0], True: [0.0, 0.0]}
 
     def ask(job: Job) -> tuple[int, ...]:
         return engine.generate(job[0], grammar=job[1], max_tokens=200).token_ids
@@ -120,14 +139,12 @@ def together(engine: Engine, jobs: list[Job]) -> None:
     texts: dict[bool, list[tuple[int, ...]]] = {}
     ask(jobs[0])
     for spares in (False, True, True, False):
-        Scheduler._allowed = own if spares else lambda *_: None  # type: ignore[method-assign]
         engine.prefix.clear()
         start = time.process_time(), time.perf_counter()
-        with ThreadPoolExecutor(len(jobs)) as threads:
+        with spared(spares), ThreadPoolExecutor(len(jobs)) as threads:
             texts[spares] = list(threads.map(ask, jobs))
         used[spares][0] += (time.process_time() - start[0]) / (2 * len(jobs)) * 1e3
         used[spares][1] += (time.perf_counter() - start[1]) / (2 * len(jobs)) * 1e3
-    Scheduler._allowed = own  # type: ignore[method-assign]
     (before, wall), (now, wall_now) = used[False], used[True]
     same = sum(a == b for a, b in zip(texts[False], texts[True], strict=True))
     print(f"| {len(jobs)} at once | {before:.0f} | {now:.0f} | {1 - now / before:.1%} | {wall:.0f} | {wall_now:.0f} | {same}/{len(jobs)} | |", flush=True)

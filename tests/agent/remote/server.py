@@ -79,7 +79,7 @@ def listing(owner: str, *models: str) -> Reply:
     return as_json({"object": "list", "data": [{"id": model, "object": "model", "owned_by": owner} for model in models or ("m",)]})
 
 
-USAGE = {
+USAGE: dict[str, Any] = {
     "choices": [],
     "usage": {
         "prompt_tokens": 20,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentkit import Agent
@@ -64,9 +66,9 @@ def test_addresses_that_cannot_be_used(target: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["a b", "schlüssel", "a\nb", "", 3])
-def test_keys_that_cannot_be_used(key: object) -> None:
+def test_keys_that_cannot_be_used(key: Any) -> None:
     with pytest.raises(InvalidOption, match="api_key") as caught:
-        RemoteModel("http://host/v1", "m", api_key=key)  # type: ignore[arg-type]
+        RemoteModel("http://host/v1", "m", api_key=key)
     assert not isinstance(key, str) or len(key) < 4 or key not in str(caught.value)
 
 
@@ -97,9 +99,10 @@ def test_options() -> None:
                 RemoteModel("http://host/v1", "m", **{name: value})
     with pytest.raises(InvalidOption, match="extra_body: 1 is no name of a field"):
         RemoteModel("http://host/v1", "m", extra_body={1: 2})
-    for target in (None, 5, b"http://host/v1"):
+    wrong: tuple[Any, ...] = (None, 5, b"http://host/v1")
+    for target in wrong:
         with pytest.raises(InvalidOption, match=f"target must be 'openai:MODEL' or the address of a server, such as .*, not {type(target).__name__}"):
-            RemoteModel(target, "m")  # type: ignore[arg-type]
+            RemoteModel(target, "m")
     with pytest.raises(InvalidOption, match="read_timeout"):
         RemoteModel("http://host/v1", "m", read_timeout=0)
     with pytest.raises(InvalidOption, match="max_retries"):

@@ -275,10 +275,11 @@ async def test_many_runs_at_once() -> None:
         return saying(asked.body["messages"][-1]["content"])
 
     async with Server(*[same] * 50).running() as server:
-        agent = Agent(model(server))
+        served = model(server)
+        agent = Agent(served)
         results = await asyncio.gather(*(agent.run(f"number {number}") for number in range(50)))
         assert [result.output for result in results] == [f"number {number}" for number in range(50)]
-        assert len(agent.model._connection.clients) == 1  # type: ignore[attr-defined]
+        assert len(served._connection.clients) == 1
 
 
 async def test_each_loop_has_its_client_and_closes_it() -> None:
@@ -287,7 +288,12 @@ async def test_each_loop_has_its_client_and_closes_it() -> None:
     async with Server(*[saying("Yes.")] * 4).running() as server:
         served = model(server)
         make = served._connection.clients._make
-        served._connection.clients._make = lambda: clients.append(make()) or clients[-1]  # type: ignore[func-returns-value]
+
+        def kept() -> httpx.AsyncClient:
+            clients.append(make())
+            return clients[-1]
+
+        served._connection.clients._make = kept
         agent = Agent(served)
         for _ in range(2):
             assert (await asyncio.to_thread(agent.run_sync, "go")).output == "Yes."

@@ -64,7 +64,7 @@ STREAMS: dict[str, tuple[str, Reply]] = {
             delta(tool_calls=[{"id": "call_x", "index": 0, "type": "function", "function": {"name": "get_weather", "arguments": ""}}]),
             delta(tool_calls=[{"id": None, "index": 0, "type": "function", "function": {"name": None, "arguments": '{"city": "Oslo"}'}}]),
             delta("tool_calls", tool_calls=None),
-            {"choices": [], "usage": {**USAGE["usage"], "completion_tokens_details": None, "reasoning_tokens": 2}},  # type: ignore[dict-item]
+            {"choices": [], "usage": {**USAGE["usage"], "completion_tokens_details": None, "reasoning_tokens": 2}},
         ),
     ),
     "llamacpp": (
@@ -96,7 +96,7 @@ STREAMS: dict[str, tuple[str, Reply]] = {
                         "finish_reason": "tool_calls",
                     }
                 ],
-                "usage": USAGE["usage"],  # type: ignore[dict-item]
+                "usage": USAGE["usage"],
             }
         ),
     ),
