@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -73,10 +73,9 @@ class _Adapted(PackedDecoder):
         return plan
 
     def _compute(self, scratch: int, batch: t.Batch, work: t.Work, plan: Plan) -> None:
-        forms = [use.adapter.form for use in self._distinct]
-        assert all(isinstance(form, WholeAdapter) for form in forms), "adapters of an engine are in the form that its model needs"
-        rows, ranks = max(self._users.size, self._chosen_users.size), max(form.ranks for form in forms if isinstance(form, WholeAdapter))
-        addresses = [(form.floats.ctypes.data, form.whole.ctypes.data) for form in forms if isinstance(form, WholeAdapter)]
+        forms = [cast("WholeAdapter", use.adapter.form) for use in self._distinct]  # an engine loads all in the form that its model needs
+        rows, ranks = max(self._users.size, self._chosen_users.size), max(form.ranks for form in forms)
+        addresses = [(form.floats.ctypes.data, form.whole.ctypes.data) for form in forms]
         beside = a.Beside(
             self._users, self._chosen_users, np.array(addresses, np.int64), np.array([use.scale for use in self._distinct], np.float32),
             np.empty(rows * ranks, np.float32), ranks, np.empty(rows * self._shape.inner_stride, np.float32),
